@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Sets up what Roskva needs to run (`setup.sh up`) or to be tested (`setup.sh test`): Java, a Python environment in .venv, and
+# the packages of requirements.lock. Says what it does; takes a moment when everything is there already.
+#
+# System packages are installed with apt-get when that is possible without asking (as root, or sudo without a password). Otherwise
+# it prints the command to run and ends with status 1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purpose=${1:-test}
+case $purpose in up | test) ;; *) echo "usage: scripts/setup.sh up|test" >&2; exit 2 ;; esac
+
+# One set-up at a time, so that `make up` and `make test` may be started together.
+exec 9<pyproject.toml
+if command -v flock >/dev/null; then flock 9; fi
+
+say() { printf '%s\n' "setup: $*"; }
+fail() { printf '%s\n' "setup: $*" >&2; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+# Spark needs a complete Java 17 or 21. The service looks in the same places (roskva/pipeline/session.py).
+find_java() {
+    local candidate version
+    for candidate in ${JAVA_HOME:+"$JAVA_HOME/bin/java"} java /usr/lib/jvm/*/bin/java; do
+        version=$("$candidate" -version 2>&1) || continue
+        case $version in *' version "17.'* | *' version "21.'* | *' version "17"'* | *' version "21"'*) return 0 ;; esac
+    done
+    return 1
+}
+
+find_chromium() {
+    command -v chromium || command -v chromium-browser || command -v google-chrome
+}
+
+# Fills `wanted` with the system packages that are missing.
+missing_packages() {
+    wanted=()
+    python=$(find_python) || wanted+=(python3)
+    if [ -n "$python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then wanted+=(python3-venv); fi
+    find_java || wanted+=(openjdk-17-jre-headless)
+    if [ "$purpose" = test ] && ! find_chromium >/dev/null; then wanted+=(chromium); fi
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+install_packages() {
+    local what="${wanted[*]}"
+    if ! command -v apt-get >/dev/null; then
+        fail "needs what Debian calls: $what. Please install it with your system's package manager, then run this again."
+    fi
+    if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+        fail "needs $what. Please run: sudo apt-get update && sudo apt-get install --no-install-recommends $what"
+    fi
+    say "installing $what with apt-get (a few minutes)"
+    as_root apt-get update -qq
+    # Debian 13 and later have no Java 17.
+    if ! apt-cache show openjdk-17-jre-headless >/dev/null 2>&1; then
+        wanted=("${wanted[@]/openjdk-17-jre-headless/openjdk-21-jre-headless}")
+    fi
+    local log
+    log=$(mktemp)
+    if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ca-certificates "${wanted[@]}" \
+        >"$log" 2>&1 </dev/null; then
+        tail -n 20 "$log" >&2
+        fail "apt-get could not install ${wanted[*]}; its whole output is in $log"
+    fi
+    rm -f "$log"
+}
+
+python=
+missing_packages
+if [ ${#wanted[@]} -gt 0 ]; then
+    install_packages
+    missing_packages
+    [ ${#wanted[@]} = 0 ] || fail "still missing after apt-get: ${wanted[*]}. Python 3.11 or later and Java 17 or 21 are needed."
+fi
+
+# The environment is done when the stamp tells of exactly these files and a Python that still runs.
+key=$(cat requirements.lock pyproject.toml | sha256sum | cut -d ' ' -f 1)
+stamp=.venv/roskva-setup
+if [ "$(cat $stamp 2>/dev/null || true)" = "$key" ] && .venv/bin/python -c 'import roskva' 2>/dev/null; then exit 0; fi
+
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    say "creating the Python environment in .venv ($("$python" --version))"
+    "$python" -m venv --clear .venv
+fi
+quiet=--quiet
+if [ -t 1 ]; then quiet=--progress-bar=on; fi
+say "installing the packages of requirements.lock (about 700 MB the first time, most of it Spark)"
+pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
+# First what builds pyspark, which comes as source only: so nothing is downloaded without a hash.
+tools=$(awk '/^[a-z]/ { wanted = /^(setuptools|wheel|packaging)==/ } wanted' requirements.lock)
+pip install --quiet --require-hashes --no-deps -r /dev/stdin <<<"$tools"
+pip install $quiet --require-hashes --no-build-isolation -r requirements.lock
+pip install --quiet --no-deps --no-build-isolation -e .
+printf '%s\n' "$key" >$stamp
+say "done"

@@ -1,0 +1,290 @@
+"""The commands, their options and help, and how errors look: one line on stderr, no traceback; 0 done, 1 failed, 2 misused.
+
+Commands are imported when they run, so that `roskva --help` is quick and a machine without the server's packages can publish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from roskva.config import FILE_NAME, Settings, load
+from roskva.errors import BadRequest, InvalidSetting, RoskvaError
+
+DEFAULT_URL: Final = "http://127.0.0.1:8470"
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_DESCRIPTION: Final = """\
+Roskva keeps caches fresh: clients register for objects, backends publish new versions, and every registered client always
+eventually learns the latest one."""
+
+_EXAMPLES: Final = """\
+examples:
+  roskva up                               start the service here; Ctrl-C stops it
+  roskva watch demo/hello                 print what clients of demo/hello are told
+  roskva publish demo/hello 7             tell them of version 7
+  roskva status                           who is connected, and how far behind the pipeline is
+  roskva doctor                           check this machine, and say how to fix what is wrong
+
+`roskva COMMAND --help` says more. Objects are written APPLICATION/NAME; a name that is not printable text is written
+base64: and base64url. Settings: docs/settings.md. Errors: docs/errors.md."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of `roskva`; answers the exit status."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        status: int = arguments.action(arguments)
+    except InvalidSetting as error:
+        print(f"roskva: {error}", file=sys.stderr)
+        return 2
+    except RoskvaError as error:
+        print(f"roskva: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(
+            f"roskva: {error.name} is not installed. Install what this command needs: pip install 'roskva[server]'",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `roskva watch ... | head`. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Like argparse's, but errors say where to read on."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="roskva", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"roskva {version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_service_commands(commands)
+    _add_talking_commands(commands)
+    return parser
+
+
+def version() -> str:
+    try:
+        return metadata.version("roskva")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _add(
+    commands: Any, name: str, action: Callable[[argparse.Namespace], int], summary: str, more: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(action=action)
+    return parser
+
+
+def _add_service_commands(commands: Any) -> None:
+    up = _add(commands, "up", _up, "run the whole service on this machine until Ctrl-C", _UP_MORE)
+    up.add_argument("--open", action="store_true", help="open the demo page in a browser when the service is ready")
+    gateway = _add(commands, "gateway", _gateway, "run one gateway: the port for clients and publishers", _PART_MORE)
+    pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark query from feed to Registrars", _PART_MORE)
+    doctor = _add(commands, "doctor", _doctor, "check this machine and say how to fix what is wrong", _DOCTOR_MORE)
+    doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
+    for parser in (up, gateway, pipeline, doctor):
+        parser.add_argument("--data", metavar="DIR", help="data directory (default: roskva-data)")
+        parser.add_argument(
+            "--listen", metavar="HOST:PORT", help="the public port (default: 127.0.0.1:8470; port 0 picks a free one)"
+        )
+        parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME}, if it is there)")
+        parser.add_argument(
+            "--set", metavar="NAME=VALUE", action="append", default=[], help="any setting of docs/settings.md; may be repeated"
+        )
+
+
+def _add_talking_commands(commands: Any) -> None:
+    publish = _add(commands, "publish", _publish, "tell of a new version of an object", _PUBLISH_MORE)
+    publish.add_argument("object", metavar="APPLICATION/NAME", help="or - to read JSON lines from standard input")
+    publish.add_argument("version", metavar="VERSION", nargs="?", help="0 to 9223372036854775807, larger than those before it")
+    publish.add_argument("--source", metavar="DEVICE", default="", help="the device that made the change; it is not notified")
+    watch = _add(commands, "watch", _watch, "register for objects and print notifications as they come", _WATCH_MORE)
+    watch.add_argument("objects", metavar="APPLICATION/NAME", nargs="+")
+    watch.add_argument(
+        "--state", metavar="FILE", type=Path, help="keep the client's state there, and go on with it at the next start"
+    )
+    watch.add_argument("--count", metavar="N", type=_positive(int), help="end after so many notifications")
+    watch.add_argument("--timeout", metavar="SECONDS", type=_positive(float), help="end, with status 1, after so long")
+    status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
+    letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
+    letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
+    letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
+    for parser in (publish, watch, status, letters):
+        parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+        parser.add_argument(
+            "--url",
+            metavar="URL",
+            default=os.environ.get("ROSKVA_URL", DEFAULT_URL),
+            help=f"the service (default: ROSKVA_URL, or {DEFAULT_URL})",
+        )
+
+
+def _positive(kind: type[int | float]) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < 1e9:
+            raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
+        return value
+
+    convert.__name__ = "number"  # argparse: invalid number value: 'x'
+    return convert
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """Defaults, file, environment, flags: what the service commands run with."""
+    file = arguments.config
+    if file is None and "ROSKVA_CONFIG" in os.environ:
+        file = Path(os.environ["ROSKVA_CONFIG"])
+    if file is None and Path(FILE_NAME).exists():
+        file = Path(FILE_NAME)
+    flags = {}
+    for pair in arguments.set:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidSetting(f"--set {pair!r} is not of the form NAME=VALUE.")
+        flags[name] = value
+    flags |= {name: value for name in ("data", "listen") if (value := getattr(arguments, name)) is not None}
+    return load(file, os.environ, flags)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from roskva.cli.up import up
+
+    return up(settings_from(arguments), arguments)
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    settings = _begin(arguments)
+    from roskva.gateway.service import run
+
+    return run(settings)
+
+
+def _pipeline(arguments: argparse.Namespace) -> int:
+    settings = _begin(arguments)
+    from roskva.pipeline.query import run
+
+    return run(settings)
+
+
+def _begin(arguments: argparse.Namespace) -> Settings:
+    """What gateway and pipeline do first: settings, log, and not to outlive the `up` that started them."""
+    from roskva.cli.processes import end_with_parent
+
+    settings = settings_from(arguments)
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    end_with_parent(os.environ)
+    return settings
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from roskva.cli.doctor import doctor
+
+    return doctor(settings_from(arguments), as_json=arguments.json)
+
+
+def _publish(arguments: argparse.Namespace) -> int:
+    from roskva.cli.talk import publish
+
+    if (arguments.object == "-") != (arguments.version is None):
+        raise BadRequest("publish takes APPLICATION/NAME and VERSION, or - alone.")
+    return publish(arguments)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from roskva.cli.talk import watch
+
+    return watch(arguments)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from roskva.cli.status import status
+
+    return status(arguments)
+
+
+def _dead_letters(arguments: argparse.Namespace) -> int:
+    from roskva.cli.status import dead_letters
+
+    return dead_letters(arguments)
+
+
+_UP_MORE: Final = """\
+Starts the gateway and the pipeline, shows each step with its time, and then the address of the demo page. What dies or stops
+making progress is started again. Logs are in DIR/log. One `up` per data directory.
+
+examples:
+  roskva up
+  roskva up --data /var/lib/roskva --listen 0.0.0.0:8470
+  roskva up --set pipeline_cores=4 --open"""
+
+_PART_MORE: Final = """\
+`roskva up` runs both parts together; run them one by one under a supervisor of your own. SIGTERM stops it cleanly.
+
+example:
+  roskva gateway --data /var/lib/roskva --listen 0.0.0.0:8470"""
+
+_DOCTOR_MORE: Final = """\
+Each check is ok, warn or fail, with what to do. The exit status is 1 if any failed.
+
+examples:
+  roskva doctor
+  roskva doctor --data /var/lib/roskva --json"""
+
+_PUBLISH_MORE: Final = """\
+Returns when the update is durable. Repeating it is harmless. With - it reads one JSON object a line from standard input:
+  {"object": "demo/hello", "version": 7, "source": "phone-1"}
+and prints a line on stderr for each that is refused; the rest goes through.
+
+examples:
+  roskva publish demo/hello 7
+  roskva publish demo/hello 8 --source phone-1
+  roskva publish - < updates.jsonl"""
+
+_WATCH_MORE: Final = """\
+Prints the object and its version, or "unknown": then fetch the object whatever you hold. Each notification is acknowledged when
+it was printed. Without --state it is a new client at every start, and is told the latest version of everything once.
+
+examples:
+  roskva watch demo/hello demo/world
+  roskva watch demo/hello --state me.state --json
+  roskva watch demo/hello --count 1 --timeout 60"""
+
+_STATUS_MORE: Final = """\
+examples:
+  roskva status
+  roskva status --json --url http://gateway-1:8470"""
+
+_LETTERS_MORE: Final = """\
+An update that is not of its application's form is kept here, with the reason and where it came from.
+
+examples:
+  roskva dead-letters
+  roskva dead-letters --follow --json"""

@@ -1,0 +1,99 @@
+"""`roskva status` and `roskva dead-letters`: what the gateway tells about the service, for a person or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from roskva.cli.http import checked_url, get_json
+
+_FOLLOW_S: Final = 1.0
+_PAGE: Final = 500
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """0 if the pipeline is alive, else 1: a script may ask."""
+    answer = get_json(f"{checked_url(arguments.url)}/v1/status")
+    print(json.dumps(answer) if arguments.json else "\n".join(status_lines(answer)))
+    return 0 if _mapping(answer.get("pipeline")).get("alive") else 1
+
+
+def status_lines(answer: Mapping[str, Any]) -> list[str]:
+    """The status as a small table: one line a topic, so that it fits any terminal."""
+    pipeline = _mapping(answer.get("pipeline"))
+    members = answer.get("members") or []
+    lines = [
+        f"version    {answer.get('version', '?')}",
+        f"gateways   {len(members)}: {', '.join(_member(member) for member in members)}",
+        f"sessions   {answer.get('sessions', 0):,}",
+        f"pipeline   {_pipeline(pipeline)}",
+    ]
+    for topic, partitions in sorted(_mapping(pipeline.get("lag")).items()):
+        counts = _mapping(partitions)
+        each = ", ".join(f"{partition}: {count:,}" for partition, count in sorted(counts.items()))
+        lines.append(f"  lag      {topic}: {sum(counts.values()):,} records behind ({each})")
+    lines.extend(f"  feed     {topic}: {_plain(what)}" for topic, what in sorted(_mapping(answer.get("feed")).items()))
+    return lines
+
+
+def _pipeline(report: Mapping[str, Any]) -> str:
+    if not report.get("alive"):
+        return "not running: updates are kept, and delivered when it is back"
+    age_s = report.get("last_batch_age_s")
+    last = "no batch yet" if age_s is None else f"last batch {report.get('batch')} finished {age_s:.1f} s ago"
+    return f"running, {last}"
+
+
+def _member(member: Any) -> str:
+    if not isinstance(member, Mapping):
+        return str(member)
+    name = member.get("name") or member.get("member") or member.get("id") or "?"
+    address = member.get("address") or member.get("url")
+    return f"{name} at {address}" if address else str(name)
+
+
+def _plain(what: Any) -> str:
+    if isinstance(what, Mapping):
+        return ", ".join(f"{name} {_plain(value)}" for name, value in what.items())
+    return f"{what:,}" if isinstance(what, int) else str(what)
+
+
+def dead_letters(arguments: argparse.Namespace) -> int:
+    url = checked_url(arguments.url)
+    left = arguments.limit
+    for letter in read_letters(url, follow=arguments.follow):
+        print(json.dumps(letter) if arguments.json else letter_text(letter), flush=True)
+        left -= 1
+        if left == 0 and not arguments.follow:
+            break
+    return 0
+
+
+def read_letters(url: str, follow: bool) -> Iterator[Mapping[str, Any]]:
+    """All dead letters, oldest first; with `follow`, also those to come."""
+    cursor = ""
+    while True:
+        query = urllib.parse.urlencode({"after": cursor, "limit": _PAGE} if cursor else {"limit": _PAGE})
+        page = get_json(f"{url}/v1/dead-letters?{query}")
+        letters = page.get("letters") or []
+        yield from letters
+        moved = page.get("next") not in (None, "", cursor)
+        cursor = page["next"] if moved else cursor
+        if not letters or not moved:
+            if not follow:
+                return
+            time.sleep(_FOLLOW_S)
+
+
+def letter_text(letter: Mapping[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.get("time_ms", 0) / 1_000))
+    where = f"{letter.get('topic')}/{letter.get('partition')}@{letter.get('offset')}"
+    return f"{when}  {where}  {letter.get('application') or '-'}  {letter.get('reason')}\n    {letter.get('value')}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,186 @@
+"""Keeps the service's processes running: restarts what dies or stops making progress, and ends all of it at the end.
+
+`Restarts` and `Progress` are plain policy, with the time as an argument. `Child` is one process with its log. up.py joins them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from roskva.cli import processes
+from roskva.cli.http import get_json
+from roskva.errors import RoskvaError
+
+LOG_BYTES_MAX: Final = 16 << 20  # of one log file; one older one is kept beside it
+GATEWAY_SILENCE_S: Final = 10.0  # a gateway that does not answer for so long is ended
+GATEWAY_START_S: Final = 30.0
+PIPELINE_START_S: Final = 120.0
+STOP_GRACE_S: Final = 3.5  # for each of the two; a clean stop of both takes less than 10 s
+_ERROR_LINE: Final = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b")
+_SHOWN_LINES_MAX: Final = 5  # in one look at a log
+
+
+class Restarts:
+    """How long to wait before the next start: 0.2 s, doubling to 30 s; from the beginning again after a minute of life."""
+
+    def __init__(self, first_s: float = 0.2, longest_s: float = 30.0, reset_s: float = 60.0) -> None:
+        self._first_s, self._longest_s, self._reset_s = first_s, longest_s, reset_s
+        self._next_s = first_s
+
+    def delay_s(self, lived_s: float) -> float:
+        if lived_s >= self._reset_s:
+            self._next_s = self._first_s
+        delay_s = self._next_s
+        self._next_s = min(self._next_s * 2, self._longest_s)
+        return delay_s
+
+
+class Progress:
+    """Judges one start of the pipeline by what the gateway reports about it (the field `pipeline` of /v1/status).
+
+    It has stalled when there was work all the while and no batch was finished. A moment without a report is no evidence.
+    """
+
+    def __init__(self, now: float, stall_s: float, pid: int, start_s: float = PIPELINE_START_S) -> None:
+        self.running = False
+        self._pid = pid
+        self._stall_s, self._start_s = stall_s, start_s
+        self._started = self._moved = now
+        self._batch: object = None
+
+    def observe(self, now: float, report: Mapping[str, Any] | None) -> str | None:
+        """Take a report (None: there is none); answers why the pipeline must be restarted, or None."""
+        if report is None:
+            self._moved = now
+            return None
+        of_this_start = report.get("pid", self._pid) == self._pid  # else it is the last word of a predecessor
+        self.running = self.running or (of_this_start and bool(report.get("alive")))
+        if not self.running:
+            return f"did not start within {self._start_s:g} s" if now - self._started > self._start_s else None
+        if report.get("batch") != self._batch or not has_work(report):
+            self._batch, self._moved = report.get("batch"), now
+        if now - self._moved > self._stall_s:
+            return f"has work and finished no batch for {self._stall_s:g} s"
+        return None
+
+
+def has_work(report: Mapping[str, Any]) -> bool:
+    """Whether records wait, in any partition of any topic: {"lag": {topic: {partition: count}}}."""
+    return any(count > 0 for topic in (report.get("lag") or {}).values() for count in topic.values())
+
+
+class LogFile:
+    """A child's log: it appends by itself, we move it aside when it is large, and read what it says about errors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = path.stat().st_size if path.exists() else 0
+
+    def rotate(self) -> None:
+        """Copy and empty it: the child has it open and goes on appending. Lines written in between may be lost."""
+        if self.path.exists() and self.path.stat().st_size > LOG_BYTES_MAX:
+            shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
+            os.truncate(self.path, 0)
+            self._read = 0
+
+    def new_lines(self) -> list[str]:
+        """Whole lines since the last look."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read(1 << 20)
+        data = data[: data.rfind(b"\n") + 1]
+        self._read += len(data)
+        return data.decode(errors="replace").splitlines()
+
+    def tail(self, lines: int = 5) -> list[str]:
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - 8_192))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+
+
+class Child:
+    """One process of the service: started, watched, restarted with back-off, ended with everything that it started."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], run: str, log: Path) -> None:
+        self.name = name
+        self.run = f"{run}/{name}"
+        self.log = LogFile(log)
+        self.starts = 0
+        self.started = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command, self._environment = list(command), dict(environment)
+        self._restarts = Restarts()
+        self._start_at = 0.0
+
+    def start(self, now: float) -> None:
+        self.log.rotate()
+        with self.log.path.open("ab") as file:
+            self.process = processes.start(self._command, self._environment, self.run, file)
+        self.starts += 1
+        self.started = now
+
+    def due(self, now: float) -> bool:
+        return self.process is None and now >= self._start_at
+
+    def ended(self) -> int | None:
+        """The exit status, if it has ended by itself."""
+        return None if self.process is None else self.process.poll()
+
+    def end(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Leaves nothing of it running. Also after it died: what it had started may live on."""
+        if self.process is None:
+            return
+        processes.end_run(self.run, grace_s if self.process.poll() is None else 0.0, [self.process.pid], hurry)
+        self.process.wait()
+        self.process = None
+
+    def schedule(self, now: float) -> float:
+        """Plan the next start after an end; answers in how many seconds."""
+        delay_s = self._restarts.delay_s(now - self.started)
+        self._start_at = now + delay_s
+        return delay_s
+
+    def errors(self) -> tuple[list[str], list[str]]:
+        """New lines of the log, and those of them that tell of errors, a few at most."""
+        lines = self.log.new_lines()
+        return lines, [line for line in lines if _ERROR_LINE.search(line)][:_SHOWN_LINES_MAX]
+
+
+class Watch(threading.Thread):
+    """Asks the gateway every second how it is, beside the supervisor's loop, which must never wait for an answer."""
+
+    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = 3.0) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.answered = 0.0  # when /healthz last answered, by time.monotonic
+        self.pipeline: Mapping[str, Any] | None = None  # its last report; None: no report at the last look
+        self._url, self._interval_s, self._timeout_s = url, interval_s, timeout_s
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.1 if self.pipeline is None else self._interval_s):
+            try:
+                get_json(f"{self._url}/healthz", self._timeout_s)
+                self.answered = time.monotonic()
+                report = get_json(f"{self._url}/v1/status", self._timeout_s).get("pipeline")
+                self.pipeline = report if isinstance(report, Mapping) else None
+            except RoskvaError:
+                self.pipeline = None
+            except Exception:
+                logging.getLogger(__name__).exception("the watch met something unexpected")
+                self.pipeline = None
+
+    def stop(self) -> None:
+        self._stopped.set()

@@ -1,0 +1,268 @@
+"""`roskva up`: gateway and pipeline together on this machine, on the embedded engines, until Ctrl-C.
+
+Shows each step of the start with its time, then where to go. One `up` per data directory (a lock file); what a predecessor that
+was killed left running is ended first. See supervise.py for when a process is restarted, processes.py for how it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+import webbrowser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from roskva.cli import processes
+from roskva.cli.http import get_json
+from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
+from roskva.config import Settings, host_and_port
+from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
+
+# What runs a part of the service: `gateway` or `pipeline` and its options are added.
+PROGRAM: Final = (sys.executable, "-m", "roskva")
+SESSION_STARTED: Final = "pipeline: session started"  # what the pipeline prints
+_TICK_S: Final = 0.1
+_LOOK_S: Final = 0.5  # how often logs are read
+_FIRST_STARTS_MAX: Final = 4  # so many failed starts before the first success: give up and say why
+
+
+def up(settings: Settings, arguments: argparse.Namespace, program: Sequence[str] = PROGRAM) -> int:
+    """Run until a signal. 0: stopped cleanly; 1: could not start."""
+    from roskva.pipeline.session import find_java_home
+
+    find_java_home()  # says what to do if there is none, before anything is started
+    show = Display(sys.stdout)
+    with data_directory(settings.data) as run:
+        listen = claim_address(settings.listen)
+        show.step("data directory", str(settings.data))
+        return Supervisor(settings, listen, run, show, arguments, program).run()
+
+
+def public_url(listen: str) -> str:
+    """Where a person on this machine reaches the service that listens there."""
+    host, port = host_and_port(listen)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def claim_address(listen: str) -> str:
+    """The address with its port: port 0 becomes a free one; a port in use is refused with who answers there."""
+    host, port = host_and_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            port = int(probe.getsockname()[1])
+    except socket.gaierror as error:
+        raise InvalidSetting(f"listen is {listen!r}, but there is no host {host!r}: {error.strerror}.") from None
+    except PermissionError:
+        raise InvalidSetting(f"listen is {listen!r}, but this user may not listen on port {port}.") from None
+    except OSError as error:
+        if error.errno != 98:  # EADDRINUSE
+            raise InvalidSetting(f"listen is {listen!r}, but that cannot be listened on: {error.strerror}.") from None
+        raise AddressInUse(f"Port {port} on {host} is in use{_who_answers(listen)}.") from None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _who_answers(listen: str) -> str:
+    try:
+        return ": a Roskva service answers there" if "members" in get_json(f"{public_url(listen)}/v1/status", 2.0) else ""
+    except RoskvaError:
+        return " by another program"
+
+
+@contextlib.contextmanager
+def data_directory(path: Path) -> Iterator[str]:
+    """Make the directory and hold it for us alone; yields the name that everything we start will carry."""
+    try:
+        (path / "log").mkdir(parents=True, exist_ok=True)
+        lock = (path / "up.lock").open("a+")
+    except OSError as error:
+        raise InvalidSetting(f"data is {str(path)!r}, but that cannot be written: {error.strerror}.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().split()
+            by = f" by process {holder[0]}" if holder else ""
+            raise AddressInUse(f"The data directory {path} is in use{by}: `roskva up` runs on it already.") from None
+        _end_predecessor(lock)
+        run = uuid.uuid4().hex
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {run}\n")
+        lock.flush()
+        try:
+            yield run
+        finally:
+            processes.end_run(run, 0.0)
+            lock.truncate(0)
+
+
+def _end_predecessor(lock: IO[str]) -> None:
+    """A predecessor that was killed left its name: its children, which end by themselves, must be gone before ours start."""
+    lock.seek(0)
+    entries = lock.read().split()
+    if len(entries) == 2:
+        processes.end_run(entries[1], STOP_GRACE_S)
+
+
+class Display:
+    """What a person sees: steps with their times, then what happens."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._began = time.monotonic()
+
+    def step(self, name: str, what: str) -> None:
+        self.line(f"  {name:<16}{what:<44}{time.monotonic() - self._began:6.1f} s")
+
+    def event(self, text: str) -> None:
+        self.line(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def line(self, text: str = "") -> None:
+        print(text, file=self._out, flush=True)
+
+
+class Supervisor:
+    """The loop of `up`. It never waits for an answer: `Watch` asks beside it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listen: str,
+        run: str,
+        show: Display,
+        arguments: argparse.Namespace,
+        program: Sequence[str],
+    ) -> None:
+        self._settings, self._show, self._arguments, self._program = settings, show, arguments, program
+        self._url = public_url(listen)
+        self._gateway = self._child("gateway", run, listen)
+        self._pipeline = self._child("pipeline", run, listen)
+        self._watch = Watch(self._url)
+        self._progress = Progress(0.0, settings.pipeline_stall_s, 0)
+        self._signals = 0
+        self._served = self._session = self._complete = False
+
+    def _child(self, name: str, run: str, listen: str) -> Child:
+        source = str(Path(__file__).resolve().parents[2])
+        paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+        command = [*self._program, name, *self._handed_on(), "--listen", listen]
+        return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log")
+
+    def _handed_on(self) -> Sequence[str]:
+        handed = ["--data", str(self._settings.data)]
+        if self._arguments.config is not None:
+            handed += ["--config", str(self._arguments.config)]
+        for pair in self._arguments.set:
+            handed += ["--set", pair]
+        return handed
+
+    def run(self) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        self._watch.start()
+        looked = 0.0
+        status = 0
+        while not self._signals:
+            now = time.monotonic()
+            self._keep(self._gateway, now)
+            if self._served:  # the pipeline calls the gateway's Registrars: it has no use before
+                self._keep(self._pipeline, now)
+            if now - looked >= _LOOK_S:
+                looked = now
+                self._look(now)
+            if self._gave_up():
+                status = 1
+                break
+            time.sleep(_TICK_S)
+        self._stop()
+        return status
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signals += 1
+
+    def _keep(self, child: Child, now: float) -> None:
+        """Start what is due, and end what has died or must go."""
+        if child.due(now):
+            child.start(now)
+            if child is self._pipeline:
+                assert child.process is not None
+                self._progress = Progress(now, self._settings.pipeline_stall_s, child.process.pid)
+            return
+        if child.process is None:
+            return
+        status = child.ended()
+        reason = self._verdict(child, now) if status is None else f"ended with status {status}"
+        if reason is None:
+            return
+        child.end(2.0)
+        delay_s = child.schedule(time.monotonic())
+        self._show.event(f"{child.name} {reason}; it is started again in {delay_s:g} s. The end of its log:")
+        for line in child.log.tail():
+            self._show.line(f"    {line}")
+
+    def _verdict(self, child: Child, now: float) -> str | None:
+        """Why a running process must be ended, or None."""
+        if child is self._pipeline:
+            return self._progress.observe(now, self._watch.pipeline)
+        if self._watch.answered > child.started:
+            return f"did not answer for {GATEWAY_SILENCE_S:g} s" if now - self._watch.answered > GATEWAY_SILENCE_S else None
+        return f"did not answer within {GATEWAY_START_S:g} s" if now - child.started > GATEWAY_START_S else None
+
+    def _look(self, now: float) -> None:
+        """Read the logs, tell of errors, and of the steps of the first start."""
+        for child in (self._gateway, self._pipeline):
+            child.log.rotate()
+            lines, errors = child.errors()
+            for line in errors:
+                self._show.event(f"{child.name}: {line}")
+            if child is self._pipeline and not self._session and SESSION_STARTED in lines:
+                self._session = True
+                self._show.step("Spark", "session is ready")
+        if not self._served and self._watch.answered > self._gateway.started > 0.0:
+            self._served = True
+            self._show.step("gateway", f"listens on {self._url}")
+        if not self._complete and self._progress.running:
+            self._complete = True
+            self._show.step("pipeline", "is running")
+            self._welcome()
+
+    def _welcome(self) -> None:
+        application = next(iter(self._settings.applications))
+        elsewhere = "" if self._url.endswith(":8470") else f" --url {self._url}"
+        self._show.line()
+        self._show.line(f"  demo page   {self._url}/")
+        self._show.line(f"  watch       roskva watch {application}/hello{elsewhere}")
+        self._show.line(f"  publish     roskva publish {application}/hello 7{elsewhere}")
+        self._show.line(f"  logs        {self._settings.data / 'log'}")
+        self._show.line("\n  Ctrl-C stops it.")
+        if self._arguments.open:
+            webbrowser.open(f"{self._url}/")
+
+    def _gave_up(self) -> bool:
+        for child, succeeded in ((self._gateway, self._served), (self._pipeline, self._complete)):
+            if not succeeded and child.process is None and child.starts >= _FIRST_STARTS_MAX:
+                self._show.event(f"{child.name} could not be started {child.starts} times; giving up. See {child.log.path}.")
+                return True
+        return False
+
+    def _stop(self) -> None:
+        """The pipeline first: what it still does, it does with the gateway's Registrars. A second Ctrl-C ends at once."""
+        began = time.monotonic()
+        self._show.line("\nstopping ...")
+        self._watch.stop()
+        for child in (self._pipeline, self._gateway):
+            child.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
+        self._show.line(f"stopped in {time.monotonic() - began:.1f} s")

@@ -1,0 +1,74 @@
+"""How a client gets its token, and loses it (Thialfi 4.1.2). Pure.
+
+Without a token `init` is repeated, each time with a new nonce: if several are answered, only the answer to the last one
+counts, and that is the one which the server holds for valid. A token that the server refuses is kept as `prior` if the
+server says so, else dropped. The first refusal is answered at once; refusals that follow without a sound message in between
+are answered after a pause that doubles, so that two confused parties do not ask each other without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from roskva.client.operations import pause_s
+from roskva.errors import SessionSuperseded
+from roskva.protocol.messages import Config, Grant, Init, StartAnew
+
+SUPERSEDED_AGAIN_S: Final = 60.0
+_NEVER: Final = float("-inf")
+
+
+class Refusal(Enum):
+    NOT_OURS = "of an older token or nonce, or a repeat"
+    HANDSHAKE = "handshake again; the client id may be kept"
+    ANEW = "begin as a new client"
+    TWO_OF_US = "superseded twice within a minute"
+
+
+@dataclass(slots=True)
+class Handshake:
+    application: str
+    device: str
+    new_nonce: Callable[[], str]
+    prior: str = ""
+    token: str = ""
+    granted_before: bool = False  # in this run
+    due: float = _NEVER  # when `init` is sent (again)
+    _nonce: str = ""  # of the init that waits for its answer
+    _attempts: int = 0  # since the last sound message
+    _superseded_at: float = _NEVER
+
+    def init(self, now: float, config: Config, dice: float) -> Init:
+        self._nonce = self.new_nonce()
+        self.due = now + pause_s(config, self._attempts, dice)
+        self._attempts += 1
+        return Init(nonce=self._nonce, application=self.application, device=self.device, prior=self.prior or None)
+
+    def answers(self, grant: Grant) -> bool:
+        return bool(self._nonce) and grant.nonce == self._nonce
+
+    def granted(self, token: str) -> None:
+        self.token, self.prior, self._nonce = token, "", ""
+        self.granted_before = True
+
+    def sound(self) -> None:
+        """The server speaks to our token."""
+        self._attempts = 0
+
+    def refused(self, now: float, token: str, refusal: StartAnew, config: Config, dice: float) -> Refusal:
+        """`token` is the message's. While an init waits, only what names its nonce counts: the rest is a repeat."""
+        of_init = bool(self._nonce) and refusal.nonce == self._nonce
+        of_token = bool(self.token) and token == self.token
+        if not of_init and not of_token:
+            return Refusal.NOT_OURS
+        if refusal.code == SessionSuperseded.code:
+            if now - self._superseded_at < SUPERSEDED_AGAIN_S:
+                return Refusal.TWO_OF_US
+            self._superseded_at = now
+        self.prior = (self.token or self.prior) if refusal.keep else ""
+        self.token = self._nonce = ""
+        self.due = _NEVER if self._attempts <= 1 else now + pause_s(config, self._attempts, dice)
+        return Refusal.HANDSHAKE if refusal.keep else Refusal.ANEW

@@ -1,0 +1,366 @@
+"""Every setting: its name, unit, default, and one line on when to change it. docs/settings.md is generated from here.
+
+Settings come from, later ones winning: the defaults below, roskva.toml, environment (ROSKVA_NAME), command-line flags.
+Pure but for `load`, which reads one file. `python -m roskva.config` prints docs/settings.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from roskva.errors import InvalidApplication, InvalidSetting
+from roskva.model import APPLICATION_PATTERN, check_application
+
+FILE_NAME: Final = "roskva.toml"
+DATA: Final = Path("roskva-data")
+ENVIRONMENT_PREFIX: Final = "ROSKVA_"
+# Variables with our prefix that are no settings of the service: where to find it, which file to read, and what `up` and
+# the tests tell the processes that they start.
+OTHER_VARIABLES: Final = frozenset({"ROSKVA_URL", "ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT"})
+OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
+
+_SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+
+
+def setting(
+    default: Any,
+    when: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    pattern: str | None = None,
+    form: str = "",
+) -> Any:
+    """A field of Settings or ApplicationSettings, with one line that says what it is and when to change it.
+
+    Numbers are greater than 0 unless `least` says otherwise. `pattern` is matched against text, `form` says it in words.
+    """
+    return field(default=default, metadata={"when": when, "least": least, "most": most, "pattern": pattern, "form": form})
+
+
+ADDRESS: Final[dict[str, Any]] = {
+    "pattern": r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):[0-9]{1,5}",
+    "form": "HOST:PORT, such as 127.0.0.1:8470 or [::1]:8470",
+}
+PATH: Final[dict[str, Any]] = {"pattern": r"[^.\s]+(?:\.[^.\s]+)*", "form": "field names joined by dots, such as data.id"}
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationSettings:
+    """[applications.NAME]: a tenant. What its clients are told, and the form in which its backends publish."""
+
+    heartbeat_s: float = setting(
+        1200.0, "How often a silent client says that it is there. Shorter finds drift sooner, costs messages."
+    )
+    offline_s: float = setting(
+        4800.0, "Silence after which a client counts as offline: nothing is sent to it until it is heard again."
+    )
+    keepalive_s: float = setting(
+        50.0, "How often a gateway speaks on a silent connection; keep it below your proxies' time-outs."
+    )
+    retry_min_s: float = setting(1.0, "A client's first retry of an unanswered message; doubles with jitter.")
+    retry_max_s: float = setting(60.0, "The longest pause between a client's retries.")
+    connect_min_s: float = setting(0.5, "A client's first pause before it connects again; doubles with jitter.")
+    connect_max_s: float = setting(60.0, "The longest pause before a client connects again.")
+    quiet_s: float = setting(0.0, "Ask clients to stay silent for so long after each handshake. For emergencies.", least=0)
+    resend_min_s: float = setting(1.0, "First resend of an unacknowledged notification; doubles.")
+    resend_max_s: float = setting(60.0, "The longest pause between resends.")
+    object_path: str = setting("object", "Where the object's name is in the application's own update form (a.b.c).", **PATH)
+    version_path: str = setting("version", "Where the version is in the application's own update form.", **PATH)
+    source_path: str = setting("source", "Where the source is in the application's own update form.", **PATH)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole service."""
+
+    data: Path = setting(DATA, "The data directory: feed, tables, checkpoints, keys.")
+    listen: str = setting("127.0.0.1:8470", "HOST:PORT of the one public port.", **ADDRESS)
+    internal_listen: str = setting(
+        "127.0.0.1:0", "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one.", **ADDRESS
+    )
+    data_center: str = setting(
+        "local",
+        "The name of this data center; part of every token.",
+        pattern=APPLICATION_PATTERN.pattern,
+        form="1 to 64 of a-z, 0-9, dot, underscore and hyphen",
+    )
+    partitions: int = setting(
+        4, "Partitions of feed and tables. Fixed when the data directory is created; each costs an fsync.", least=1, most=256
+    )
+    log_level: str = setting(
+        "info",
+        "debug, info, warning or error.",
+        pattern="debug|info|warning|error",
+        form="one of debug, info, warning, error",
+    )
+
+    feed_retention_s: float = setting(86_400.0, "How long consumed records are kept in the feed.", least=0)
+    feed_bytes_max: int = setting(
+        1 << 30, "Bytes a feed partition may hold; consumed records go first, then publishes are refused.", least=1 << 16
+    )
+    publish_batch_max: int = setting(10_000, "Updates in one publish request.")
+    publish_bytes_max: int = setting(8 << 20, "Bytes of one publish request.", least=1 << 10)
+
+    message_bytes_max: int = setting(1 << 20, "Bytes of one client message.", least=1 << 10)
+    operations_per_message_max: int = setting(
+        1_000, "Registrations, unregistrations and acknowledgements in one client message."
+    )
+    registrations_per_client_max: int = setting(100_000, "Registrations of one client.")
+    send_buffer_bytes_max: int = setting(
+        256 << 10, "Unsent bytes at which a slow connection is closed; its client catches up on return.", least=1 << 12
+    )
+    connections_max: int = setting(18_000, "Connections of one gateway; keep it below the file limit (ulimit -n).")
+
+    ack_wait_ms: float = setting(
+        50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0
+    )
+    scan_s: float = setting(60.0, "How often the rows of online clients with unfinished work are read again.")
+    mark_poll_s: float = setting(1.0, "How often a gateway looks for work that others left for its clients.")
+    mark_bucket_s: float = setting(60.0, "Marks of unfinished work are kept in rows of so many seconds.")
+    mark_retention_s: float = setting(3_600.0, "How long marks are kept; what is unfinished longer is marked again.")
+    rows_cached_max: int = setting(50_000, "Client rows kept in a gateway's memory.")
+    row_idle_s: float = setting(60.0, "A client row is dropped from memory after so long without use.")
+    member_heartbeat_s: float = setting(1.0, "How often a gateway says that it lives.")
+    member_timeout_s: float = setting(5.0, "A gateway whose counter did not move for so long is dead to the others.")
+    settling_s: float = setting(120.0, "After a change of members, nothing is void without a fresh read for so long.", least=0)
+    outstanding_max: int = setting(
+        200_000, "Notifications kept in a gateway's memory until acknowledged; above, they are only stored."
+    )
+
+    propagation_timeout_s: float = setting(2.0, "How long the pipeline waits for a Registrar before it writes in its stead.")
+    records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    pipeline_cores: int = setting(2, "Cores of Spark's local mode.")
+    pipeline_memory: str = setting("1g", "Heap of Spark's JVM.", pattern="[0-9]+[mg]", form="a number and m or g, such as 1g")
+    pipeline_stall_s: float = setting(
+        60.0, "The supervisor restarts a pipeline that has work and finished no batch for so long."
+    )
+
+    applications: dict[str, ApplicationSettings] = field(
+        default_factory=lambda: {"demo": ApplicationSettings()}, metadata={"when": "The applications, one table each."}
+    )
+
+
+# What must not be smaller than what: (where, smaller, larger).
+_ORDER: Final = (
+    (ApplicationSettings, "heartbeat_s", "offline_s"),
+    (ApplicationSettings, "retry_min_s", "retry_max_s"),
+    (ApplicationSettings, "connect_min_s", "connect_max_s"),
+    (ApplicationSettings, "resend_min_s", "resend_max_s"),
+    (Settings, "member_heartbeat_s", "member_timeout_s"),
+    (Settings, "mark_bucket_s", "mark_retention_s"),
+)
+
+
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
+    """The settings from a file (None: no file), the environment and the flags, each winning over those before it.
+
+    Raises InvalidSetting, with the place and a suggestion, for what is unknown or does not fit.
+    """
+    values: dict[str, Any] = {}
+    applications: dict[str, ApplicationSettings] | None = None
+    if file is not None:
+        tables = _read(file)
+        if "applications" in tables:
+            applications = _applications(tables.pop("applications"), str(file))
+        values.update(_convert_all(Settings, tables, str(file)))
+    values.update(_from_environment(environ))
+    values.update(_convert_all(Settings, flags, "the command line"))
+    settings = Settings(**values)
+    if applications is not None:
+        settings = replace(settings, applications=applications)
+    _check_order(settings, "the settings")
+    return settings
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of HOST:PORT; an IPv6 address stands in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSetting(f"The settings file {file} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"The settings file {file} is not TOML: {error}.") from None
+
+
+def _applications(tables: object, place: str) -> dict[str, ApplicationSettings]:
+    if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise InvalidSetting(f"{place}: applications are written as tables, one [applications.NAME] for each.")
+    found = {}
+    for name, table in tables.items():
+        where = f"{place}, [applications.{name}]"
+        try:
+            check_application(name)
+        except InvalidApplication as error:
+            raise InvalidSetting(f"{where}: {error}") from None
+        found[name] = ApplicationSettings(**_convert_all(ApplicationSettings, table, where))
+        _check_order(found[name], where)
+    return found
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): text
+        for name, text in environ.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in OTHER_VARIABLES and not name.startswith(OTHER_PREFIXES)
+    }
+    return _convert_all(Settings, found, "the environment", spelled=lambda name: ENVIRONMENT_PREFIX + name.upper())
+
+
+def _convert_all(kind: type, given: Mapping[str, object], place: str, spelled: Any = str) -> dict[str, Any]:
+    known = {item.name: item for item in fields(kind) if item.name != "applications"}
+    converted = {}
+    for name, value in given.items():
+        if name not in known:
+            raise InvalidSetting(f"{place}: there is no setting {spelled(name)!r}.{_suggestion(name, known, kind, spelled)}")
+        converted[name] = _convert(known[name], value, f"{place}: {spelled(name)}")
+    return converted
+
+
+def _suggestion(name: str, known: Iterable[str], kind: type, spelled: Any) -> str:
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    if near:
+        return f" Did you mean {spelled(near[0])!r}?"
+    if kind is Settings and name in {item.name for item in fields(ApplicationSettings)}:
+        return f" {name!r} belongs into a table [applications.NAME]."
+    if kind is ApplicationSettings and name in {item.name for item in fields(Settings)}:
+        return f" {name!r} belongs to the top of the file, before the first table."
+    return ""
+
+
+def _convert(item: Field[Any], value: object, place: str) -> Any:
+    """The value in the type of its field: as TOML has it, or from text."""
+    if item.type in ("str", "Path"):
+        if not isinstance(value, str) or not value:
+            raise InvalidSetting(f"{place} must be text, not {value!r}.")
+        pattern = item.metadata["pattern"]
+        if pattern is not None and re.fullmatch(pattern, value) is None:
+            raise InvalidSetting(f"{place} is {value!r}; it must be {item.metadata['form']}.")
+        if item.metadata["form"] == ADDRESS["form"] and host_and_port(value)[1] > 65_535:
+            raise InvalidSetting(f"{place} is {value!r}; ports end at 65535.")
+        return Path(value).expanduser() if item.type == "Path" else value
+    number = _number(item, value, place)
+    least, most = item.metadata["least"], item.metadata["most"]
+    if least is None and number <= 0:
+        raise InvalidSetting(f"{place} is {value!r}; it must be greater than 0.")
+    if (least is not None and number < least) or (most is not None and number > most):
+        limits = f"at least {least:,}" if most is None else f"from {least:,} to {most:,}"
+        raise InvalidSetting(f"{place} is {value!r}; it must be {limits}.")
+    return number
+
+
+def _number(item: Field[Any], value: object, place: str) -> int | float:
+    whole = item.type == "int"
+    expected = "a whole number" if whole else "a number"
+    if _is_size(item.name):
+        expected += ", or text such as '64 MiB'"
+    if isinstance(value, str):
+        value = _from_text(value, whole, size=_is_size(item.name))
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or (whole and value != int(value))
+    ):
+        raise InvalidSetting(f"{place} must be {expected}.")
+    return int(value) if whole else float(value)
+
+
+def _from_text(text: str, whole: bool, size: bool) -> int | float | None:
+    match = _SIZE.fullmatch(text.strip().replace("_", ""))
+    if match is None or (match[2] and not size) or match[2].lower() not in _SIZE_UNITS:
+        return None
+    if not match[2] and whole:
+        return int(match[1]) if match[1].isdigit() else None
+    return float(match[1]) * _SIZE_UNITS[match[2].lower()]
+
+
+def _is_size(name: str) -> bool:
+    return "_bytes_" in name
+
+
+def _check_order(settings: Settings | ApplicationSettings, place: str) -> None:
+    for kind, smaller, larger in _ORDER:
+        if isinstance(settings, kind) and getattr(settings, smaller) > getattr(settings, larger):
+            raise InvalidSetting(
+                f"{place}: {smaller} ({getattr(settings, smaller):g}) is greater than {larger} ({getattr(settings, larger):g})."
+            )
+
+
+REFERENCE: Final = """\
+# Settings
+
+Generated from `src/roskva/config.py` by `python -m roskva.config`; a test keeps it up to date.
+
+Settings come from, later ones winning: the defaults below; `roskva.toml` in the working directory, or the file named by
+`--config` or `ROSKVA_CONFIG`; the environment, as `ROSKVA_` and the name in capitals; the command line: `--data`, `--listen`,
+or `--set NAME=VALUE` for any of them. What is unknown or does not fit is refused, with the place where it stands. Units are at
+the end of the names. Sizes (`..._bytes_...`) may be written as `"64 MiB"`.
+
+```toml
+# roskva.toml
+data = "/var/lib/roskva"
+feed_bytes_max = "4 GiB"
+
+[applications.shop]
+heartbeat_s = 600
+object_path = "article.id"
+```
+
+## The service
+
+{service}
+
+## Applications
+
+Each application has a table `[applications.NAME]`. Without any, there is one named `demo`; a file that has some replaces it.
+
+{application}
+
+## Elsewhere
+
+`ROSKVA_URL` (or `--url`) tells `publish`, `watch`, `status` and `dead-letters` where the service is: `http://127.0.0.1:8470`
+unless set. `JAVA_HOME` names the Java that Spark runs on, if it is not found by itself.
+"""
+
+
+def reference() -> str:
+    """docs/settings.md."""
+    return REFERENCE.format(service=_table(Settings), application=_table(ApplicationSettings))
+
+
+def _table(kind: type) -> str:
+    rows = ["| name | default | what it is, when to change it |", "|---|---|---|"]
+    rows += [
+        f"| `{item.name}` | {_shown(item.name, item.default)} | {item.metadata['when']} |"
+        for item in fields(kind)
+        if item.name != "applications"
+    ]
+    return "\n".join(rows)
+
+
+def _shown(name: str, default: Any) -> str:
+    """A default as one would write it in the file."""
+    if isinstance(default, str | Path):
+        return f'`"{default}"`'
+    if _is_size(name):
+        unit = next(unit for unit in ("GiB", "MiB", "KiB") if default % _SIZE_UNITS[unit.lower()] == 0)
+        return f'`"{default // _SIZE_UNITS[unit.lower()]} {unit}"`'
+    return f"`{default}`" if isinstance(default, int) or default != int(default) else f"`{int(default)}`"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,319 @@
+"""Every error that Roskva can show a person: what happened, to what, and what to do next.
+
+    RoskvaError
+    +-- BadRequest                 the caller must change something before it tries again
+    |   +-- InvalidName            an object's name is empty, too long or not decodable
+    |   +-- InvalidVersion         a version is not an integer from 0 to 2^63-1
+    |   +-- InvalidApplication     an application's name has forbidden characters
+    |   +-- InvalidDevice          a device or source is empty or too long
+    |   +-- UnknownApplication     no such application is configured
+    |   +-- UnknownObject          no version of this object is known
+    |   +-- UnknownPath            nothing is served at this path, or not with this method
+    |   +-- OriginRefused          a page of another origin called from a browser
+    |   +-- MalformedMessage       not JSON, not of the documented form, or not text
+    |   +-- MessageTooLarge        a message or request body is over the limit
+    |   +-- TooManyOperations      one message holds more operations than allowed
+    |   +-- TooManyRegistrations   the client has as many registrations as allowed
+    |   +-- TokenInvalid           the token is forged, damaged, or of a collected client
+    |   +-- TokenElsewhere         the token is of another data center or incarnation
+    |   +-- SessionSuperseded      a later start of the same client took over
+    |   +-- InvalidSetting         a setting is unknown, or its value does not fit
+    +-- Unavailable                the same call may succeed later
+    |   +-- FeedFull               unread records reached the limit: publishes are refused
+    |   +-- PartitionUnavailable   a partition is busy, failing or cannot be opened
+    |   +-- PartitionLost          a partition's file is not the one that the manifest names
+    |   +-- Overloaded             a queue is at its limit
+    |   +-- SlowConsumer           a connection did not take what was sent to it
+    |   +-- ServiceUnreachable     nothing answers at the service's address
+    +-- KeysUnusable               the file of keys cannot be read or created
+    +-- AddressInUse               something else listens on the port, or another `up` uses the data directory
+    +-- JavaMissing                no Java 17 or 21 was found, which Spark needs
+    +-- StateInUse                 another running client holds this state file
+    +-- ClientStopped              this client was superseded twice in a minute, or was stopped
+
+`code` is stable and documented in docs/errors.md, which is generated from this file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+
+def _shown(value: object) -> str:
+    """At most 80 characters of what was given, so that no message grows with its input."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class RoskvaError(Exception):
+    """Base of all errors of Roskva. `str(error)` is one line for a person; `code` is for programs."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500  # of an HTTP answer
+    transient: ClassVar[bool] = False  # may the same call succeed later?
+    advice: ClassVar[str] = "Look into the service's log; if it happens again, please report it."
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.advice}"
+
+
+class BadRequest(RoskvaError):
+    code = "bad-request"
+    status = 400
+    advice = "Correct the request and send it again."
+
+
+class InvalidName(BadRequest):
+    code = "invalid-name"
+    advice = "Name objects with 1 to 128 bytes: UTF-8 text, or base64: followed by base64url."
+
+    def __init__(self, name: object, reason: str) -> None:
+        super().__init__(f"The object name {_shown(name)} cannot be used: {reason}.")
+
+
+class InvalidVersion(BadRequest):
+    code = "invalid-version"
+    advice = "Use an integer from 0 to 9223372036854775807, as a number or in decimal digits."
+
+    def __init__(self, version: object) -> None:
+        super().__init__(f"{_shown(version)} is not a version.")
+
+
+class InvalidApplication(BadRequest):
+    code = "invalid-application"
+    advice = "Use 1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with a letter or digit."
+
+    def __init__(self, application: object) -> None:
+        super().__init__(f"{_shown(application)} is not an application's name.")
+
+
+class InvalidDevice(BadRequest):
+    code = "invalid-device"
+    advice = "Use 1 to 128 bytes of UTF-8 text, unique per installation."
+
+    def __init__(self, device: object) -> None:
+        super().__init__(f"{_shown(device)} cannot name a device.")
+
+
+class UnknownApplication(BadRequest):
+    code = "unknown-application"
+    status = 404
+    advice = "Add [applications.NAME] to roskva.toml and restart, or check the spelling."
+
+    def __init__(self, application: object) -> None:
+        super().__init__(f"There is no application {_shown(application)} here.")
+
+
+class UnknownObject(BadRequest):
+    code = "unknown-object"
+    status = 404
+    advice = "It was never published, or its version was lost: fetch the object from its own store."
+
+    def __init__(self, application: str, name: str) -> None:
+        super().__init__(f"No version of {_shown(name)} of application {_shown(application)} is known.")
+
+
+class UnknownPath(BadRequest):
+    code = "unknown-path"
+    status = 404
+    advice = "/v1/openapi.json lists what is served."
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"Nothing is served for {_shown(method)} at {_shown(path)}.")
+
+
+class OriginRefused(BadRequest):
+    code = "origin-refused"
+    status = 403
+    advice = "Serve the page from the same host and port, and let proxies pass on the Host header."
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of {_shown(origin)} may not call this service.")
+
+
+class MalformedMessage(BadRequest):
+    code = "malformed-message"
+    advice = "docs/protocol.md and /v1/openapi.json describe what is expected."
+
+
+class MessageTooLarge(BadRequest):
+    code = "message-too-large"
+    status = 413
+    advice = "Split it into several."
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"The message has {size:,} bytes; {limit:,} are allowed.")
+
+
+class TooManyOperations(BadRequest):
+    code = "too-many-operations"
+    status = 413
+    advice = "Split them over several messages."
+
+    def __init__(self, count: int, limit: int) -> None:
+        super().__init__(f"The message has {count:,} operations; {limit:,} are allowed.")
+
+
+class TooManyRegistrations(BadRequest):
+    code = "too-many-registrations"
+    advice = "Unregister what is no longer needed, or use coarser objects."
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"This client has {limit:,} registrations, which is the limit.")
+
+
+class TokenInvalid(BadRequest):
+    code = "token-invalid"
+    status = 401
+    advice = "Forget the token and start anew with `init`."
+
+
+class TokenElsewhere(BadRequest):
+    code = "token-elsewhere"
+    status = 401
+    advice = "Handshake again with `init`, giving the token as `prior`."
+
+
+class SessionSuperseded(BadRequest):
+    code = "session-superseded"
+    status = 401
+    advice = "Handshake once more; if it happens again within a minute, two clients share one state: give each its own."
+
+
+class InvalidSetting(BadRequest):
+    code = "invalid-setting"
+    advice = "docs/settings.md lists every setting."
+
+
+class Unavailable(RoskvaError):
+    code = "unavailable"
+    status = 503
+    transient = True
+    advice = "Try again in a moment."
+    retry_after_s: ClassVar[float] = 1.0
+
+
+class FeedFull(Unavailable):
+    code = "feed-full"
+    advice = "The pipeline must catch up first: `roskva status` shows its lag."
+    retry_after_s = 5.0
+
+
+class PartitionUnavailable(Unavailable):
+    """Raised by engines. `partition` names what may or may not have landed: do it again."""
+
+    code = "partition-unavailable"
+
+    def __init__(self, what: str, partition: str) -> None:
+        super().__init__(what)
+        self.partition = partition
+
+
+class PartitionLost(PartitionUnavailable):
+    """The file under an open connection is no longer the one that the manifest names. Nothing written since may count."""
+
+    code = "partition-lost"
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class SlowConsumer(Unavailable):
+    code = "slow-consumer"
+    advice = "Connect again: everything unacknowledged is sent again."
+
+
+class ServiceUnreachable(Unavailable):
+    code = "service-unreachable"
+    advice = "Is it running? `roskva up` starts it; `--url` or ROSKVA_URL says where it is."
+
+
+class AddressInUse(RoskvaError):
+    code = "address-in-use"
+    status = 409
+    advice = "Stop the other one, or choose another with --listen or --data."
+
+
+class JavaMissing(RoskvaError):
+    code = "java-missing"
+    advice = "Install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17 or 21; `roskva doctor` shows what it finds."
+
+
+class KeysUnusable(RoskvaError):
+    code = "keys-unusable"
+    advice = "Restore the file from a backup, or delete it: new keys are made, and every client starts anew."
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"The keys in {path} cannot be used: {reason}.")
+
+
+class StateInUse(RoskvaError):
+    code = "state-in-use"
+    advice = "Give each running client a state file of its own, or stop the other one first."
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"The state file {path} is held by another running client.")
+
+
+class ClientStopped(RoskvaError):
+    code = "client-stopped"
+    advice = "Start a new client; give each running client a state file of its own."
+
+
+REFERENCE = """\
+# Errors
+
+Generated from `src/roskva/errors.py` by `python -m roskva.errors`; a test keeps it up to date.
+
+Every error has a `code` that does not change, a message for a person that ends with what to do, and says whether the same call
+may succeed later (*transient*). In Python it is the exception; over HTTP and on a channel it is an object with the fields
+`code`, `message` and `transient`.
+
+| code | HTTP | transient | exception | what happened | what to do |
+|---|---|---|---|---|---|
+"""
+
+
+def reference() -> str:
+    """docs/errors.md, from the tree at the top and the classes below it. `python -m roskva.errors` prints it."""
+    meanings = dict(re.findall(r"\+-- (\w+) +(.+)", __doc__ or ""))
+    rows = []
+    waiting: list[type[RoskvaError]] = [RoskvaError]
+    while waiting:
+        cls = waiting.pop()
+        waiting.extend(reversed(cls.__subclasses__()))
+        meaning = meanings.get(cls.__name__, "something that should not happen")
+        transient = "yes" if cls.transient else "no"
+        rows.append(f"| `{cls.code}` | {cls.status} | {transient} | `{cls.__name__}` | {meaning} | {cls.advice} |\n")
+    return REFERENCE + "".join(rows)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
+
+
+def from_report(code: str, message: str, transient: bool = False) -> RoskvaError:
+    """The error that a service reported, as an exception of its own class; of a newer service's code, the nearest class.
+
+    >>> from_report("feed-full", "The feed is full. The pipeline must catch up first: `roskva status` shows its lag.").what
+    'The feed is full.'
+    """
+    kinds: dict[str, type[RoskvaError]] = {}
+    classes: list[type[RoskvaError]] = [RoskvaError]
+    while classes:
+        kind = classes.pop()
+        kinds[kind.code] = kind
+        classes += kind.__subclasses__()
+    kind = kinds.get(code, Unavailable if transient else BadRequest)
+    error = kind.__new__(kind)
+    # Subclasses build their sentence from what went wrong; here it has been built already, with the advice at its end.
+    RoskvaError.__init__(error, message.removesuffix(kind.advice).rstrip() or code)
+    if isinstance(error, PartitionUnavailable):
+        error.partition = ""
+    return error

@@ -1,0 +1,135 @@
+"""Waking who waits for the feed, in other processes too: a blocked wait instead of a poll.
+
+A waiter binds a Unix datagram socket in one directory; whoever appends sends a byte to every socket there. Wake-ups are hints:
+a lost one costs the waiter one second, as it then looks by itself. Addresses of Unix sockets are limited to 108 bytes and
+data directories may lie deeper: both sides go through /proc/self/fd/N/name. Must not import asyncio or Spark.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class Waiter:
+    """One bound socket. Bound when it is first needed, since whoever holds a feed may be pickled or forked before."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pid = os.getpid()
+        self._name = f"{self.pid}-{secrets.token_hex(6)}"
+        self._path = directory / self._name
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._socket.bind(f"/proc/self/fd/{descriptor}/{self._name}")
+        finally:
+            os.close(descriptor)
+
+    @property
+    def bound(self) -> bool:
+        return self.pid == os.getpid() and self._path.exists()
+
+    def forget(self) -> None:
+        """Take the wake-ups that have come."""
+        with suppress(BlockingIOError):
+            while True:
+                self._socket.recv(16)
+
+    def sleep(self, timeout_s: float) -> None:
+        poll = select.poll()  # not select(): a gateway has more than 1,024 descriptors
+        poll.register(self._socket, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+
+    def close(self) -> None:
+        if self.pid == os.getpid():
+            self._path.unlink(missing_ok=True)
+        self._socket.close()
+
+
+class Wakers:
+    """The sockets in one directory: to wait on one, and to wake all."""
+
+    _pid: int
+    _idle: list[Waiter]
+    _lock: threading.Lock
+    _sender: socket.socket | None
+    _descriptor: int
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._reset()
+
+    @contextmanager
+    def waiter(self) -> Iterator[Waiter]:
+        """A bound waiter of this process, kept for the next wait."""
+        if self._pid != os.getpid():
+            self._reset()
+        try:
+            waiter = self._idle.pop()
+            if not waiter.bound:
+                waiter.close()
+                waiter = Waiter(self._directory)
+        except IndexError:
+            waiter = Waiter(self._directory)
+        try:
+            yield waiter
+        finally:
+            self._idle.append(waiter)
+
+    def wake(self) -> None:
+        """Send a byte to everyone who waits. Never blocks, never raises."""
+        if self._pid != os.getpid():
+            self._reset()
+        with suppress(OSError):
+            names = os.listdir(self._directory)
+            if names:
+                with self._lock:
+                    self._send(names)
+
+    def close(self) -> None:
+        idle, self._idle = self._idle, []
+        for waiter in idle:
+            waiter.close()
+        with self._lock:
+            self._close_sender()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._idle = []
+        self._lock = threading.Lock()
+        self._sender = None
+        self._descriptor = -1
+
+    def _send(self, names: list[str]) -> None:
+        if self._sender is None or not self._same_directory():
+            self._close_sender()
+            self._descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        for name in names:
+            try:
+                self._sender.sendto(b"\x00", f"/proc/self/fd/{self._descriptor}/{name}")
+            except BlockingIOError:
+                pass  # it has more wake-ups than it can take
+            except OSError as error:
+                if error.errno == errno.ECONNREFUSED:  # its process is gone
+                    with suppress(OSError):
+                        os.unlink(name, dir_fd=self._descriptor)
+
+    def _same_directory(self) -> bool:
+        """The directory may have been deleted and made again."""
+        ours, there = os.fstat(self._descriptor), os.stat(self._directory)
+        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+    def _close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+            os.close(self._descriptor)

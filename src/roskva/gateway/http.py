@@ -1,0 +1,199 @@
+"""HTTP: publishing, looking at objects, status and metrics, and the demo page (docs/http.md describes every route).
+
+Every error has one form, {"error": {"code", "message", "transient", "retry_after_s"}}, and the status of its class. What
+was not foreseen becomes "internal" and a log entry: no stack trace reaches a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from roskva.config import Settings
+from roskva.errors import InvalidName, MalformedMessage, MessageTooLarge, OriginRefused, RoskvaError, Unavailable, UnknownPath
+from roskva.gateway.inspection import Inspection, release
+from roskva.gateway.openapi import document
+from roskva.gateway.publish import Publishing, error_object
+from roskva.gateway.server import CHANNEL_PATH, Port
+from roskva.gateway.websocket import HttpConnection
+from roskva.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BODY_S: Final = 30.0  # for the body of a request to arrive
+STATIC: Final = Path(__file__).with_name("static")
+_PAGE_FILES: Final = {"demo.html": "text/html", "demo.css": "text/css", "demo.js": "text/javascript"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def error_response(error: RoskvaError, status: int | None = None) -> web.Response:
+    response = json_response({"error": error_object(error)}, status or error.status)
+    if isinstance(error, Unavailable):
+        response.headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
+    return response
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        _check_origin(request)
+        return await handler(request)
+    except RoskvaError as error:
+        return error_response(error)
+    except web.HTTPMethodNotAllowed as error:
+        response = error_response(UnknownPath(request.method, request.path), 405)
+        response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+        return response
+    except web.HTTPNotFound:
+        return error_response(UnknownPath(request.method, request.path))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(MalformedMessage(f"The request was refused: {error.reason}."), error.status)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response(RoskvaError("The request could not be handled."))
+
+
+def _check_origin(request: web.Request) -> None:
+    """Browsers say which page calls. Only pages from here may, for now; programs send no origin."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
+        raise OriginRefused(origin)
+
+
+@dataclass(slots=True)
+class Routes:
+    settings: Settings
+    publishing: Publishing
+    inspection: Inspection
+    registry: CollectorRegistry
+    metrics: Metrics
+    port: Port | None = None  # set by the service: the port needs the routes first
+
+    def application(self) -> web.Application:
+        application = web.Application(middlewares=[errors], client_max_size=self.settings.publish_bytes_max)
+        application.add_routes(
+            [
+                web.post("/v1/publish", self.publish),
+                web.get("/v1/objects/{application}/{name:.+}", self.object),
+                web.get(CHANNEL_PATH, self.channel, allow_head=False),
+                web.get("/v1/status", self.status),
+                web.get("/v1/dead-letters", self.dead_letters),
+                web.get("/v1/openapi.json", self.openapi),
+                web.get("/healthz", self.healthz),
+                web.get("/readyz", self.readyz),
+                web.get("/metrics", self.prometheus),
+                web.get("/", self.page),
+                web.get("/demo.css", self.page),
+                web.get("/demo.js", self.page),
+            ]
+        )
+        return application
+
+    async def publish(self, request: web.Request) -> web.StreamResponse:
+        began_s = time.perf_counter()
+        body = await self._body(request)
+        status, answer = await self.publishing.publish(body)
+        self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
+        response = web.Response(body=answer, status=status, content_type="application/json")
+        if status == 503:
+            response.headers["Retry-After"] = "1"
+        return response
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self.settings.publish_bytes_max
+        if request.content_length is not None and request.content_length > limit:
+            raise MessageTooLarge(request.content_length, limit)
+        if request.content.is_eof():  # all of it is here already, as usual: no timer
+            return await request.read()
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:  # sent in chunks, so its size is not known
+            raise MessageTooLarge(limit + 1, limit) from None
+        except TimeoutError:
+            raise MalformedMessage(f"The request's body did not arrive within {BODY_S:g} s.") from None
+
+    async def object(self, request: web.Request) -> web.StreamResponse:
+        # From the raw path: a name may hold a slash, or a percent sign that is not an escape of ours.
+        raw_path = request.raw_path.partition("?")[0]
+        raw_application, _, raw_name = raw_path.removeprefix("/v1/objects/").partition("/")
+        try:
+            application = urllib.parse.unquote(raw_application, errors="strict")
+            name = urllib.parse.unquote(raw_name, errors="strict")
+        except UnicodeDecodeError:
+            raise InvalidName(raw_name, "it is not UTF-8; write it as base64: followed by base64url") from None
+        return json_response(await self.inspection.object_version(application, name))
+
+    async def channel(self, request: web.Request) -> web.StreamResponse:
+        """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
+        if self.port is None or request.headers.get("Upgrade", "").lower() != "websocket":
+            response = error_response(MalformedMessage("This is a WebSocket: the request must ask for an upgrade."), 426)
+            response.headers["Upgrade"] = "websocket"
+            return response
+        if self.port.full():
+            raise Unavailable("This gateway has as many connections as allowed.")
+        return await HttpConnection(self.port).run(request)
+
+    async def status(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.inspection.status())
+
+    async def dead_letters(self, request: web.Request) -> web.StreamResponse:
+        limit = request.query.get("limit", "100")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+            raise MalformedMessage("`limit` is not a number.")
+        return json_response(await self.inspection.dead_letters(request.query.get("after", ""), int(limit)))
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        return json_response(document(release()))
+
+    async def healthz(self, request: web.Request) -> web.StreamResponse:
+        return json_response({"alive": True})
+
+    async def readyz(self, request: web.Request) -> web.StreamResponse:
+        reasons = await self.inspection.unready()
+        return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    async def prometheus(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        name = request.path.lstrip("/") or "demo.html"
+        response = web.Response(body=_page_file(name), content_type=_PAGE_FILES[name], charset="utf-8")
+        response.headers["Cache-Control"] = "no-cache"
+        response.headers["Content-Security-Policy"] = "default-src 'self'; connect-src 'self' ws: wss:; frame-ancestors 'none'"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+
+def _page_file(name: str) -> bytes:
+    return (STATIC / name).read_bytes()
+
+
+def served(application: web.Application) -> set[tuple[str, str]]:
+    """Method and path of every route, as the OpenAPI document writes them."""
+    found: set[tuple[str, str]] = set()
+    for route in application.router.routes():
+        resource: Any = route.resource
+        if route.method != "HEAD":
+            found.add((route.method.lower(), resource.canonical))
+    return found

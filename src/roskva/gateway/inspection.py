@@ -1,0 +1,184 @@
+"""What the service tells about itself and what it stores: status, readiness, versions of objects, dead letters.
+
+Everything here only reads. Blocking reads of the feed run in a thread, those of the table in its lanes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from roskva.config import Settings
+from roskva.errors import MalformedMessage, RoskvaError, UnknownApplication, UnknownObject
+from roskva.feed.interface import DEAD_LETTERS, TOPICS, UPDATES, Feed, Position, Record
+from roskva.gateway.members import Membership
+from roskva.matcher.cells import object_row, read_version
+from roskva.model import name_from_text, name_to_text, object_key, partition_of
+from roskva.registrar.members import MEMBERS_ROW
+from roskva.table.interface import Table
+from roskva.table.lanes import TableLanes
+from roskva.telemetry.metrics import Metrics
+
+LETTERS_MAX: Final = 1_000
+_PROBE_S: Final = 2.0
+_NO_PIPELINE: Final[dict[str, Any]] = {"alive": False, "state": "unknown", "batch": None, "last_batch_age_s": None, "lag": {}}
+
+
+def release() -> str:
+    try:
+        return importlib.metadata.version("roskva")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
+
+
+@dataclass(slots=True)
+class Inspection:
+    settings: Settings
+    table: TableLanes
+    feed: Feed
+    membership: Membership
+    metrics: Metrics
+    epoch_of: Callable[[str], int]
+    sessions: Callable[[], int]
+    outstanding: Callable[[], int]
+
+    async def object_version(self, application: str, text: str) -> dict[str, Any]:
+        """The version that the Matcher knows. One that a lost feed brought no longer counts: versions after it may be lost."""
+        if application not in self.settings.applications:
+            raise UnknownApplication(application)
+        name = name_from_text(text)
+        key = object_key(application, self.epoch_of(application), name)
+        row_key = object_row(key, self.settings.partitions)
+        rows = await self.table.read([row_key], prefix=b"version")
+        known = read_version(rows[row_key])
+        positions = await asyncio.to_thread(self.feed.newest, UPDATES)
+        if known is None or known.incarnation != positions[partition_of(key, self.settings.partitions)].incarnation:
+            raise UnknownObject(application, name_to_text(name))
+        return {
+            "application": application,
+            "object": name_to_text(name),
+            "version": known.version,
+            "version_text": str(known.version),  # JavaScript loses digits of numbers above 2^53
+            "source": known.source or None,
+            "epoch": self.epoch_of(application),
+        }
+
+    async def status(self) -> dict[str, Any]:
+        feed, pipeline = await asyncio.gather(asyncio.to_thread(self._feed_state), self.pipeline())
+        view = self.membership.view
+        return {
+            "version": release(),
+            "data_center": self.settings.data_center,
+            "member": self.membership.member.id,
+            "members": [
+                {"id": member.id, "address": member.public, "internal": member.internal}
+                for member in sorted(view.live.values(), key=lambda member: member.id)
+            ],
+            "partitions": {
+                str(partition): None if (owner := view.owner(partition)) is None else owner.id
+                for partition in range(self.settings.partitions)
+            },
+            "sessions": self.sessions(),
+            "connections": self.metrics.connections,
+            "outstanding": self.outstanding(),
+            "applications": sorted(self.settings.applications),
+            "pipeline": pipeline,
+            "feed": feed,
+        }
+
+    def _feed_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for topic in TOPICS:
+            try:
+                oldest, newest = self.feed.oldest(topic), self.feed.newest(topic)
+                state[topic] = {"records": sum(newest[partition].offset - oldest[partition].offset for partition in newest)}
+            except RoskvaError as error:
+                state[topic] = {"error": error.code}
+        return state
+
+    async def pipeline(self) -> dict[str, Any]:
+        """The pipeline's own report, or that there is none."""
+        try:
+            health = await asyncio.to_thread(_read_health, self.table.table)
+        except RoskvaError as error:
+            return _NO_PIPELINE | {"state": error.code}
+        return _NO_PIPELINE | health if health is not None else dict(_NO_PIPELINE)
+
+    async def unready(self) -> list[str]:
+        """Why this gateway should not be given clients yet; empty when it should."""
+        reasons = []
+        if not self.metrics.partitions_owned:
+            reasons.append("no partition of clients belongs to this gateway (yet)")
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                await self.table.read([MEMBERS_ROW])
+                await asyncio.to_thread(self.feed.newest, UPDATES)
+        except (RoskvaError, TimeoutError) as error:
+            reasons.append(f"table or feed do not answer: {error}")
+            return reasons
+        pipeline = await self.pipeline()
+        lag = sum(count for counts in pipeline["lag"].values() for count in counts.values())
+        if not pipeline["alive"]:
+            reasons.append("the pipeline is not running")
+        elif pipeline["batch"] is None and lag:
+            reasons.append("the pipeline has not finished a batch yet")
+        return reasons
+
+    async def dead_letters(self, after: str, limit: int) -> dict[str, Any]:
+        """A page of dead letters, oldest first within each partition, and the cursor for the next page."""
+        if not 1 <= limit <= LETTERS_MAX:
+            raise MalformedMessage(f"`limit` must be from 1 to {LETTERS_MAX}.")
+        cursor = _read_cursor(after)
+        return await asyncio.to_thread(self._letters, cursor, limit)
+
+    def _letters(self, cursor: dict[int, Position], limit: int) -> dict[str, Any]:
+        oldest, newest = self.feed.oldest(DEAD_LETTERS), self.feed.newest(DEAD_LETTERS)
+        found: list[Record] = []
+        reached: dict[int, Position] = {}
+        for partition, end in sorted(newest.items()):
+            start = oldest[partition]
+            seen = cursor.get(partition)
+            if seen is not None and seen.incarnation == end.incarnation:
+                start = max(start, seen)
+            records = self.feed.read(DEAD_LETTERS, partition, start.offset, min(end.offset, start.offset + limit - len(found)))
+            found += records
+            reached[partition] = Position(end.incarnation, records[-1].offset + 1 if records else start.offset)
+        found.sort(key=lambda record: record.time_ms)
+        return {"letters": [_letter(record) for record in found], "next": _write_cursor(reached)}
+
+
+def _letter(record: Record) -> dict[str, Any]:
+    letter = msgspec.json.decode(record.value)
+    fields = ("topic", "partition", "offset", "time_ms", "application", "reason", "code", "value")
+    return {name: letter.get(name) for name in fields}
+
+
+def _read_cursor(text: str) -> dict[int, Position]:
+    try:
+        parts = [tuple(int(number) for number in part.split("-")) for part in text.split(".") if part]
+        return {partition: Position(incarnation, offset) for partition, incarnation, offset in parts}
+    except ValueError:
+        raise MalformedMessage("`after` is not a cursor that an earlier answer gave as `next`.") from None
+
+
+def _write_cursor(reached: Mapping[int, Position]) -> str:
+    return ".".join(f"{partition}-{position.incarnation}-{position.offset}" for partition, position in reached.items())
+
+
+def _read_health(table: Table) -> dict[str, Any] | None:
+    """The pipeline writes its health into the table. Its room is imported only here, and must not bring Spark along."""
+    try:
+        health_module = importlib.import_module("roskva.pipeline.health")
+    except ModuleNotFoundError:
+        return None
+    health = health_module.read_health(table)
+    if health is None:
+        return None
+    report: Any = msgspec.to_builtins(health, str_keys=True)
+    return report if isinstance(report, dict) else None

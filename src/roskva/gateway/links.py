@@ -1,0 +1,264 @@
+"""The internal port of a gateway, and its links to the internal ports of the others.
+
+A gateway calls every other living one. Over the link that it made go the messages and announcements of its own connections,
+and what the owner answers to them; so each pair has two links, and each link has one direction of asking. The pipeline's
+tasks call the same port with `Propagate`. Who calls must prove that it knows the internal key. When a link is made, for the
+first time or again, the caller announces its connections anew; when it breaks, the owner forgets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from roskva.gateway.frames import FrameConnection
+from roskva.gateway.server import listening_socket
+from roskva.model import UNAVAILABLE, Propagation
+from roskva.protocol.internal import (
+    Announce,
+    Challenge,
+    Closed,
+    Deliver,
+    Disconnect,
+    Forward,
+    Frame,
+    Probe,
+    Probed,
+    Propagate,
+    Propagated,
+    Prove,
+    proof,
+)
+from roskva.registrar.members import Member
+from roskva.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from roskva.gateway.routing import Router
+    from roskva.protocol.tokens import Claims
+
+log = logging.getLogger(__name__)
+
+PROVE_S: Final = 5.0
+CONNECT_S: Final = 2.0
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 2.0
+CALLS_MAX: Final = 256  # of one caller at once; more are answered with "unavailable"
+
+PropagateCall = Callable[[list[Propagation]], Awaitable[list[int]]]
+
+
+class RemoteChannel:
+    """A client's connection at another gateway, as the Registrar here sees it."""
+
+    __slots__ = ("_caller", "_metrics", "_number", "claims", "session", "token")
+
+    def __init__(self, caller: FrameConnection, number: int, metrics: Metrics) -> None:
+        self._caller = caller
+        self._number = number
+        self._metrics = metrics
+        self.token = ""
+        self.claims: Claims | None = None
+        self.session: object | None = None
+
+    def send(self, data: bytes) -> None:
+        if not self._caller.send(Deliver(self._number, data), may_be_lost=True):
+            self._metrics.messages_dropped += 1
+
+    def close(self, code: str) -> None:
+        self._caller.send(Disconnect(self._number, code))
+
+
+class InternalPort:
+    """Where other gateways and the pipeline's tasks call."""
+
+    def __init__(self, key: bytes, router: Router, propagate: PropagateCall, metrics: Metrics) -> None:
+        self._key = key
+        self._router = router
+        self._propagate = propagate
+        self._metrics = metrics
+        self._server: asyncio.Server | None = None
+        self._callers: dict[FrameConnection, dict[int, RemoteChannel]] = {}
+        self._calls: dict[FrameConnection, set[asyncio.Task[None]]] = {}
+
+    async def start(self, listen: str) -> str:
+        listener = listening_socket(listen)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: FrameConnection(self._frame, self._made, self._lost), sock=listener)
+        host, port = listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        calls = [call for of_caller in self._calls.values() for call in of_caller]
+        if calls:  # let what is under way be answered: the pipeline would only repeat it
+            await asyncio.wait(calls, timeout=1.0)
+        for caller in list(self._callers):
+            caller.close()
+
+    def _made(self, caller: FrameConnection) -> None:
+        self._callers[caller] = {}
+        self._calls[caller] = set()
+        caller.nonce = secrets.token_bytes(32)
+        caller.send(Challenge(caller.nonce))
+        asyncio.get_running_loop().call_later(PROVE_S, self._expire, caller)
+
+    def _expire(self, caller: FrameConnection) -> None:
+        if not caller.proven:
+            caller.abort()
+
+    def _lost(self, caller: FrameConnection) -> None:
+        for call in self._calls.pop(caller, ()):
+            call.cancel()
+        for channel in self._callers.pop(caller, {}).values():
+            self._router.remote_closed(channel)
+
+    def _frame(self, caller: FrameConnection, frame: Frame) -> None:
+        if not caller.proven:
+            self._prove(caller, frame)
+            return
+        match frame:
+            case Propagate():
+                self._begin(caller, frame)
+            case Forward():
+                self._router.forwarded(self._channel(caller, frame.connection), frame.data)
+            case Announce():
+                self._router.announced(self._channel(caller, frame.connection), frame.token)
+            case Closed():
+                channel = self._callers[caller].pop(frame.connection, None)
+                if channel is not None:
+                    self._router.remote_closed(channel)
+            case Probe():
+                caller.send(Probed(frame.call))
+            case _:
+                log.warning("a caller sent %s, which is not for this side", type(frame).__name__)
+
+    def _prove(self, caller: FrameConnection, frame: Frame) -> None:
+        if isinstance(frame, Prove) and hmac.compare_digest(frame.mac, proof(self._key, caller.nonce)):
+            caller.proven = True
+        else:
+            log.warning("a caller at the internal port does not know the key")
+            caller.close()
+
+    def _channel(self, caller: FrameConnection, number: int) -> RemoteChannel:
+        channels = self._callers[caller]
+        channel = channels.get(number)
+        if channel is None:
+            channel = channels[number] = RemoteChannel(caller, number, self._metrics)
+        return channel
+
+    def _begin(self, caller: FrameConnection, call: Propagate) -> None:
+        calls = self._calls[caller]
+        if len(calls) >= CALLS_MAX:
+            caller.send(Propagated(call.call, [UNAVAILABLE] * len(call.propagations)))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(caller, call))
+        calls.add(task)
+        task.add_done_callback(calls.discard)
+
+    async def _answer(self, caller: FrameConnection, call: Propagate) -> None:
+        began_s = time.perf_counter()
+        try:
+            verdicts = await self._propagate(call.propagations)
+        except Exception:
+            log.exception("a call of the pipeline failed")
+            verdicts = [UNAVAILABLE] * len(call.propagations)
+        self._metrics.propagate_calls += 1
+        self._metrics.propagate_ms.observe((time.perf_counter() - began_s) * 1000)
+        caller.send(Propagated(call.call, verdicts))
+
+
+class Link:
+    """The connection to one other gateway, made again whenever it breaks, until `stop`."""
+
+    def __init__(self, member: Member, links: Links) -> None:
+        self.member = member
+        self._links = links
+        self._connection: FrameConnection | None = None
+        self._broken = asyncio.Event()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def up(self) -> bool:
+        return self._connection is not None and self._connection.proven and self._connection.open
+
+    def send(self, frame: Frame) -> bool:
+        if self._connection is None or not self._connection.proven:
+            return False
+        return self._connection.send(frame, may_be_lost=isinstance(frame, Forward))
+
+    def stop(self) -> None:
+        self._keeping.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _keep(self) -> None:
+        pause_s = RETRY_MIN_S
+        host, _, port = self.member.internal.rpartition(":")
+        loop = asyncio.get_running_loop()
+        while True:
+            self._broken.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    made = await loop.create_connection(lambda: FrameConnection(self._frame, None, self._lost), host, int(port))
+                self._connection = made[1]
+                await self._broken.wait()
+                pause_s = RETRY_MIN_S if self._connection.proven else pause_s
+            except ConnectionRefusedError:
+                self._links.unanswered(self.member.id)
+            except (OSError, TimeoutError) as error:
+                log.warning("no link to member %s: %s", self.member.id, error)
+            self._connection = None
+            await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
+            pause_s = min(RETRY_MAX_S, pause_s * 2)
+
+    def _lost(self, connection: FrameConnection) -> None:
+        self._broken.set()
+
+    def _frame(self, connection: FrameConnection, frame: Frame) -> None:
+        if isinstance(frame, Challenge) and not connection.proven:
+            connection.send(Prove(proof(self._links.key, frame.nonce), self._links.member))
+            connection.proven = True
+            self._links.link_up(self.member.id)
+        elif isinstance(frame, Deliver):
+            self._links.router.deliver(frame.connection, frame.data)
+        elif isinstance(frame, Disconnect):
+            self._links.router.disconnect(frame.connection, frame.code)
+        else:
+            log.warning("member %s sent %s, which is not for this side", self.member.id, type(frame).__name__)
+
+
+class Links:
+    """The links to all other living members."""
+
+    router: Router  # set by the service: routing and links need each other
+
+    def __init__(self, key: bytes, member: str, unanswered: Callable[[str], None]) -> None:
+        self.key = key
+        self.member = member
+        self.unanswered = unanswered
+        self._links: dict[str, Link] = {}
+
+    def members_changed(self, live: dict[str, Member]) -> None:
+        for identity in [identity for identity in self._links if identity not in live]:
+            self._links.pop(identity).stop()
+        for identity, member in live.items():
+            if identity != self.member and identity not in self._links:
+                self._links[identity] = Link(member, self)
+
+    def link_up(self, identity: str) -> None:
+        self.router.link_up(identity)
+
+    def send(self, member: str, frame: Frame) -> bool:
+        link = self._links.get(member)
+        return link is not None and link.send(frame)
+
+    def stop(self) -> None:
+        for link in self._links.values():
+            link.stop()
+        self._links.clear()

@@ -1,0 +1,218 @@
+"""The OpenAPI document of the HTTP routes. A test compares it with the routes that are served."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_ERROR: Final = {"$ref": "#/components/schemas/Error"}
+_FREE: Final = {"type": "object", "additionalProperties": True}
+
+
+def _json(about: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": about, "content": {"application/json": {"schema": schema}}}
+
+
+def _text(about: str, content_type: str) -> dict[str, Any]:
+    return {"description": about, "content": {content_type: {"schema": {"type": "string"}}}}
+
+
+def _get(summary: str, answers: dict[str, Any], parameters: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": summary, "responses": answers}
+    if parameters:
+        operation["parameters"] = parameters
+    return {"get": operation}
+
+
+def _parameter(name: str, where: str, about: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": where, "description": about, "required": where == "path", "schema": schema}
+
+
+_VERSION: Final = {
+    "description": "0 to 9223372036854775807, as a number or in decimal digits.",
+    "oneOf": [{"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, {"type": "string", "pattern": "^[0-9]{1,19}$"}],
+}
+_UPDATE_FIELDS: Final = {
+    "object": {"type": "string", "description": "The object's name: UTF-8 text of 1 to 128 bytes, or base64: and base64url."},
+    "version": _VERSION,
+    "source": {"type": ["string", "null"], "description": "The device that made the change, and needs no notification of it."},
+}
+_APPLICATION: Final = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,63}$"}
+
+_SCHEMAS: Final[dict[str, Any]] = {
+    "Update": {
+        "type": "object",
+        "required": ["object", "version"],
+        "properties": _UPDATE_FIELDS,
+        "additionalProperties": False,
+    },
+    "PublishRequest": {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["application", "updates"],
+                "properties": {
+                    "application": _APPLICATION,
+                    "updates": {"type": "array", "items": {"$ref": "#/components/schemas/Update"}},
+                },
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "required": ["application", "object", "version"],
+                "properties": {"application": _APPLICATION, **_UPDATE_FIELDS},
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "required": ["application", "raw"],
+                "properties": {
+                    "application": _APPLICATION,
+                    "raw": {
+                        "type": "array",
+                        "items": {},
+                        "description": "Updates in the application's own form, kept as they are.",
+                    },
+                },
+                "additionalProperties": False,
+            },
+        ]
+    },
+    "PublishAnswer": {
+        "type": "object",
+        "required": ["results"],
+        "properties": {
+            "results": {
+                "type": "array",
+                "description": 'One for each update, in their order: {"ok": true} when it is durable, or its error.',
+                "items": {
+                    "type": "object",
+                    "properties": {"ok": {"const": True}, "error": {"$ref": "#/components/schemas/ErrorObject"}},
+                },
+            },
+            "error": {"$ref": "#/components/schemas/ErrorObject"},
+        },
+    },
+    "ErrorObject": {
+        "type": "object",
+        "required": ["code", "message", "transient", "retry_after_s"],
+        "properties": {
+            "code": {"type": "string", "description": "One of docs/errors.md."},
+            "message": {"type": "string", "description": "For a person: what happened, to what, and what to do."},
+            "transient": {"type": "boolean", "description": "Whether the same call may succeed later."},
+            "retry_after_s": {"type": "number"},
+        },
+    },
+    "Error": {"type": "object", "required": ["error"], "properties": {"error": {"$ref": "#/components/schemas/ErrorObject"}}},
+    "ObjectVersion": {
+        "type": "object",
+        "required": ["application", "object", "version", "version_text", "source", "epoch"],
+        "properties": {
+            "application": _APPLICATION,
+            "object": {"type": "string"},
+            "version": {"type": "integer"},
+            "version_text": {"type": "string", "description": "The same in decimal digits."},
+            "source": {"type": ["string", "null"]},
+            "epoch": {"type": "integer"},
+        },
+    },
+    "DeadLetters": {
+        "type": "object",
+        "required": ["letters", "next"],
+        "properties": {
+            "letters": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "topic": {"type": "string"},
+                        "partition": {"type": "integer"},
+                        "offset": {"type": "integer"},
+                        "time_ms": {"type": "integer"},
+                        "application": {"type": "string"},
+                        "reason": {"type": "string"},
+                        "code": {"type": "string"},
+                        "value": {"type": "string"},
+                    },
+                },
+            },
+            "next": {"type": "string", "description": "Give it as `after` to get what comes later."},
+        },
+    },
+}
+
+
+def document(release: str) -> dict[str, Any]:
+    answer = {"$ref": "#/components/schemas/PublishAnswer"}
+    paths: dict[str, Any] = {
+        "/v1/publish": {
+            "post": {
+                "summary": "Publish one update or a batch; answered when they are durable.",
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/PublishRequest"}}},
+                },
+                "responses": {
+                    "200": _json("At least one update is durable; the results say which.", answer),
+                    "400": _json("The request, or every update of it, is malformed.", {"oneOf": [answer, _ERROR]}),
+                    "404": _json("The application is not known.", _ERROR),
+                    "413": _json("The body, or the number of updates, is over the limit.", _ERROR),
+                    "503": _json("Nothing was accepted; try again after retry_after_s.", {"oneOf": [answer, _ERROR]}),
+                },
+            }
+        },
+        "/v1/objects/{application}/{name}": _get(
+            "The version of an object that the Matcher knows.",
+            {
+                "200": _json("The version.", {"$ref": "#/components/schemas/ObjectVersion"}),
+                "400": _json("The name cannot be used.", _ERROR),
+                "404": _json("No such application, or no version of the object is known.", _ERROR),
+            },
+            [
+                _parameter("application", "path", "The application.", _APPLICATION),
+                _parameter("name", "path", "The object's name in its text form, percent-encoded.", {"type": "string"}),
+            ],
+        ),
+        "/v1/channel": _get(
+            "The WebSocket of clients; docs/protocol.md describes what is said on it.",
+            {
+                "101": {"description": "Text frames of JSON from here on."},
+                "403": _json("The page is of another origin.", _ERROR),
+                "426": _json("The request does not ask for a WebSocket.", _ERROR),
+            },
+        ),
+        "/v1/status": _get("Members, sessions, the pipeline's progress and the feed.", {"200": _json("The status.", _FREE)}),
+        "/v1/dead-letters": _get(
+            "Updates that could not be used, with the reason.",
+            {
+                "200": _json("A page of them.", {"$ref": "#/components/schemas/DeadLetters"}),
+                "400": _json("The cursor or the limit is malformed.", _ERROR),
+            },
+            [
+                _parameter("after", "query", "The `next` of the page before.", {"type": "string"}),
+                _parameter(
+                    "limit", "query", "At most so many.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}
+                ),
+            ],
+        ),
+        "/v1/openapi.json": _get("This document.", {"200": _json("OpenAPI 3.1.", _FREE)}),
+        "/healthz": _get("Whether the process lives.", {"200": _json("It does.", _FREE)}),
+        "/readyz": _get(
+            "Whether it can serve clients.",
+            {"200": _json("It can.", _FREE), "503": _json("It cannot; `reasons` say why.", _FREE)},
+        ),
+        "/metrics": _get("Numbers for Prometheus.", {"200": _text("Prometheus text format.", "text/plain")}),
+        "/": _get("The demo page.", {"200": _text("A page that is two clients.", "text/html")}),
+        "/demo.css": _get("The demo page's style.", {"200": _text("CSS.", "text/css")}),
+        "/demo.js": _get("The demo page's program.", {"200": _text("JavaScript.", "text/javascript")}),
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Roskva",
+            "version": release,
+            "summary": "Publish versions of objects; look at what the service knows.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": _SCHEMAS},
+    }

@@ -1,0 +1,249 @@
+"""Publishing: from the body of a request to durable records of the feed, item by item (Thialfi 3.2 and 4, Publisher
+library).
+
+A request is answered when the last of its items is durable or refused. One bad item does not stop the rest, and a partition
+that is full or failing refuses only its own. Records carry the application's epoch: it is read again after the fsync, and
+if it rose in between, the updates are appended once more under the new one, since versions of the old one no longer count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, NamedTuple, Protocol
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from roskva.config import ApplicationSettings, Settings
+from roskva.errors import BadRequest, MalformedMessage, RoskvaError, TooManyOperations, Unavailable, UnknownApplication
+from roskva.feed.interface import UPDATES, Entry
+from roskva.matcher.forms import Form, Malformed, check, extract
+from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
+from roskva.telemetry.metrics import Metrics
+
+_EPOCH_RISES_MAX: Final = 3
+_STANDARD: Final = Form()
+_OK: Final = b'{"ok":true}'
+
+
+class Appender(Protocol):
+    """The part of the feed's lanes that publishing needs."""
+
+    async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]: ...
+
+
+class Item(Struct, forbid_unknown_fields=True):
+    """An update as a publisher sends it."""
+
+    object: str
+    version: Annotated[int, Meta(ge=0, le=VERSION_MAX)] | str
+    source: str | None = None
+
+
+class _Request(Struct, forbid_unknown_fields=True):
+    """All forms of a request in one; exactly one of `updates`, `raw` and `object` is there."""
+
+    application: str
+    updates: list[Item] | UnsetType = UNSET
+    raw: list[Raw] | UnsetType = UNSET
+    object: str | UnsetType = UNSET
+    version: Annotated[int, Meta(ge=0, le=VERSION_MAX)] | str | UnsetType = UNSET
+    source: str | UnsetType | None = UNSET
+
+
+class _LooseRequest(Struct, forbid_unknown_fields=True):
+    """The same without looking into the items: read when something in them is wrong, to find out which and what."""
+
+    application: str
+    updates: list[Raw] | UnsetType = UNSET
+    raw: list[Raw] | UnsetType = UNSET
+    object: Raw | UnsetType = UNSET
+    version: Raw | UnsetType = UNSET
+    source: Raw | UnsetType = UNSET
+
+
+class _Stored(Struct, omit_defaults=True):
+    """The value of a record, in the standard form."""
+
+    object: str
+    version: int
+    epoch: int = -1
+    source: str = ""
+
+
+class _Valid(NamedTuple):
+    """An item that may be appended: its name, and how its record looks in an epoch."""
+
+    name: bytes | None  # None: not found in the application's own form; the Bridge says why
+    value: Callable[[int], bytes]
+
+
+_requests = msgspec.json.Decoder(_Request)
+_loose_requests = msgspec.json.Decoder(_LooseRequest)
+_encoder = msgspec.json.Encoder()
+
+
+class Publishing:
+    def __init__(self, settings: Settings, feed: Appender, epoch_of: Callable[[str], int], metrics: Metrics) -> None:
+        self._settings = settings
+        self._feed = feed
+        self._epoch_of = epoch_of
+        self._metrics = metrics
+
+    async def publish(self, body: bytes) -> tuple[int, bytes]:
+        """The HTTP status and body of the answer. Raises for what concerns the request as a whole."""
+        self._metrics.publish_requests += 1
+        application, items = self._read(body)
+        outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
+        valid = {index: item for index, item in enumerate(items) if isinstance(item, _Valid)}
+        self._metrics.updates_refused += len(items) - len(valid)
+        self._metrics.updates_accepted += len(valid)
+        await self._append(application, valid, outcomes)
+        return _answer(outcomes)
+
+    def _read(self, body: bytes) -> tuple[str, list[_Valid | RoskvaError]]:
+        request: _Request | _LooseRequest
+        try:
+            request = _requests.decode(body)
+        except msgspec.ValidationError:
+            request = _decode_loosely(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedMessage(f"The request is not JSON: {error}.") from None
+        settings = self._settings.applications.get(request.application)
+        if settings is None:
+            raise UnknownApplication(request.application)
+        form = form_of(settings)
+        if (request.updates is not UNSET) + (request.raw is not UNSET) + (request.object is not UNSET) != 1:
+            raise MalformedMessage("The request must have one of `updates`, `raw`, or `object` with `version`.")
+        if request.updates is UNSET and request.raw is UNSET:
+            return request.application, [_checked(_single(request), form)]
+        if request.version is not UNSET or request.source is not UNSET:
+            raise MalformedMessage("`version` and `source` stand beside `object`, or inside the items of `updates`.")
+        listed: Sequence[Item | Raw] = request.raw if request.updates is UNSET else request.updates  # type: ignore[assignment]
+        if len(listed) > self._settings.publish_batch_max:
+            raise TooManyOperations(len(listed), self._settings.publish_batch_max)
+        if request.updates is UNSET:
+            return request.application, [_checked_raw(bytes(raw), request.application, form) for raw in listed]  # type: ignore[arg-type]
+        return request.application, [_checked(item, form) for item in listed]
+
+    async def _append(self, application: str, items: dict[int, _Valid], outcomes: list[RoskvaError | None]) -> None:
+        """Append what is valid, a call per partition, so that each item gets the outcome of its own."""
+        headers = application.encode()
+        for _ in range(_EPOCH_RISES_MAX):
+            epoch = self._epoch_of(application)
+            groups: dict[int, tuple[list[int], list[Entry]]] = {}
+            for index, (name, value) in items.items():
+                # What has no name goes anywhere, but always to the same place: by its own bytes.
+                data = value(epoch)
+                key = object_key(application, epoch, name) if name is not None else object_key(application, epoch, data[:64])
+                indexes, entries = groups.setdefault(partition_of(key, self._settings.partitions), ([], []))
+                indexes.append(index)
+                entries.append(Entry(key, data, headers))
+            await asyncio.gather(*(self._append_group(indexes, entries, outcomes) for indexes, entries in groups.values()))
+            items = {index: item for index, item in items.items() if outcomes[index] is None}
+            if not items or self._epoch_of(application) == epoch:
+                self._metrics.updates_appended += len(items)
+                return
+        for index in items:
+            outcomes[index] = Unavailable("The application is being reset over and over.")
+
+    async def _append_group(self, indexes: list[int], entries: list[Entry], outcomes: list[RoskvaError | None]) -> None:
+        try:
+            await self._feed.append(UPDATES, entries)
+        except RoskvaError as error:
+            self._metrics.updates_unavailable += len(indexes)
+            for index in indexes:
+                outcomes[index] = error
+
+
+def form_of(settings: ApplicationSettings) -> Form:
+    return Form(settings.object_path, settings.version_path, settings.source_path)
+
+
+def _decode_loosely(body: bytes) -> _LooseRequest:
+    try:
+        return _loose_requests.decode(body)
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(f"The request is not of the documented form: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"The request is not JSON: {error}.") from None
+
+
+def _single(request: _Request | _LooseRequest) -> Item | dict[str, Any]:
+    given = {"object": request.object, "version": request.version, "source": request.source}
+    values = {name: value for name, value in given.items() if value is not UNSET}
+    if isinstance(request, _Request) and "version" in values:
+        return Item(**values)  # type: ignore[arg-type]
+    return {name: msgspec.json.decode(value) if isinstance(value, Raw) else value for name, value in values.items()}
+
+
+def _checked(item: Item | Raw | dict[str, Any], form: Form) -> _Valid | RoskvaError:
+    try:
+        if isinstance(item, Item):
+            return _valid(item.object, item.version, item.source, form)
+        fields = item if isinstance(item, dict) else msgspec.json.decode(item)
+        if not isinstance(fields, dict):
+            raise MalformedMessage("The update is not an object with `object`, `version` and perhaps `source`.")
+        unknown = fields.keys() - {"object", "version", "source"}
+        if unknown:
+            raise MalformedMessage(f"The update has an unknown field {min(unknown)[:64]!r}.")
+        missing = {"object", "version"} - fields.keys()
+        if missing:
+            raise MalformedMessage(f"The update has no field {min(missing)!r}.")
+        name, source = fields["object"], fields.get("source")
+        if not isinstance(name, str) or not (source is None or isinstance(source, str)):
+            raise MalformedMessage("`object` and `source` of an update are text.")
+        return _valid(name, fields["version"], source, form)
+    except BadRequest as error:
+        return error
+
+
+def _valid(text: str, version: object, source: str | None, form: Form) -> _Valid:
+    name = name_from_text(text)
+    number = version_from_number(version)
+    device = check_device(source) if source else ""
+    if form == _STANDARD:
+        return _Valid(name, lambda epoch: _encoder.encode(_Stored(text, number, epoch, device)))
+    return _Valid(name, lambda epoch: _encoder.encode(_in_form(form, text, number, device) | {"epoch": epoch}))
+
+
+def _in_form(form: Form, text: str, version: int, source: str) -> dict[str, Any]:
+    """The update as this application's own form has it: the Bridge knows only one form per application."""
+    document: dict[str, Any] = {}
+    for path, value in zip(form, (text, version, source), strict=True):
+        if value == "":
+            continue
+        *outer, last = path.split(".")
+        place = document
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return document
+
+
+def _checked_raw(value: bytes, application: str, form: Form) -> _Valid | RoskvaError:
+    """Appended as it is, whatever it is: what the Bridge cannot read becomes a dead letter, where its reason can be seen."""
+    fields = extract(value, form)
+    update = fields if isinstance(fields, Malformed) else check(application, 0, fields)
+    name = None if isinstance(update, Malformed) or isinstance(fields, Malformed) else name_from_text(fields.object or "")
+    return _Valid(name, lambda epoch: value)
+
+
+def error_object(error: RoskvaError) -> dict[str, Any]:
+    """How every error looks over HTTP."""
+    retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+    return {"code": error.code, "message": str(error), "transient": error.transient, "retry_after_s": retry_after_s}
+
+
+def _answer(outcomes: list[RoskvaError | None]) -> tuple[int, bytes]:
+    """200 when anything was accepted. When nothing was, the status says whether to try again, and `error` repeats the first."""
+    errors = [error for error in outcomes if error is not None]
+    if not errors:
+        return 200, b'{"results":[' + b",".join([_OK] * len(outcomes)) + b"]}"
+    results = [{"ok": True} if error is None else {"error": error_object(error)} for error in outcomes]
+    if len(errors) < len(outcomes):
+        return 200, _encoder.encode({"results": results})
+    transient = [error for error in errors if error.transient]
+    first = (transient or errors)[0]
+    return first.status, _encoder.encode({"results": results, "error": error_object(first)})

@@ -1,0 +1,275 @@
+"""Where a client's message goes: to the Registrar here, or to the one at the gateway that owns the client.
+
+A message names its client by its token; the client's partition names the owner. The bytes that another gateway must decide
+on are passed on as they came. The gateway only verifies the token's signature: what a token means is the Registrar's to
+say. A channel may drop messages, so whatever cannot be routed is answered with "unavailable" and forgotten: the client
+sends it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from typing import Final, Protocol
+
+import msgspec
+
+from roskva.config import Settings
+from roskva.errors import MalformedMessage, Overloaded, RoskvaError, TokenInvalid, Unavailable
+from roskva.model import ClientId, client_partition
+from roskva.protocol.internal import Announce, Closed, Forward, Frame
+from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, StartAnew, decode_client, encode
+from roskva.protocol.tokens import Claims, Keyring
+from roskva.registrar.members import MemberView
+from roskva.registrar.sessions import Channel
+from roskva.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+MALFORMED_IN_A_ROW_MAX: Final = 10
+_REROUTED_PER_TURN: Final = 1_000  # connections that one turn of the event loop moves after a change of members
+
+
+class Connection(Channel, Protocol):
+    """A client's connection at this gateway: a channel, and what routing remembers of it."""
+
+    number: int  # by which other gateways name it
+    token: str  # the last good one, "" before
+    claims: Claims | None  # of that token
+    owner: str | None  # the member that its messages go to
+    malformed: int  # messages in a row
+
+
+class RemoteConnection(Channel, Protocol):
+    """The same, at another gateway."""
+
+    token: str
+    claims: Claims | None
+
+
+class Receiver(Protocol):
+    """The part of the Registrar that routing calls."""
+
+    def receive(self, channel: Channel, message: ClientMessage, claims: Claims | None) -> None: ...
+    def announce(self, channel: Channel, claims: Claims, token: str) -> None: ...
+    def closed(self, channel: Channel) -> None: ...
+    def members_changed(self) -> None: ...
+
+
+class Wires(Protocol):
+    """The part of the links that routing calls."""
+
+    def send(self, member: str, frame: Frame) -> bool:
+        """False: there is no link to that member, or it is full."""
+        ...
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def error_message(error: RoskvaError, token: str = "") -> bytes:
+    retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+    report = ErrorReport(code=error.code, message=str(error), transient=error.transient, retry_after_s=retry_after_s)
+    return encode(ServerMessage(token=token, time_ms=now_ms(), error=report))
+
+
+class Router:
+    def __init__(
+        self,
+        settings: Settings,
+        keyring: Keyring,
+        registrar: Receiver,
+        members: MemberView,
+        member: str,
+        wires: Wires,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._registrar = registrar
+        self._members = members
+        self._member = member
+        self._wires = wires
+        self._metrics = metrics
+        self._numbers = itertools.count(1)
+        self._owners: list[str | None] = [None] * settings.partitions
+        self._rerouting: asyncio.Task[None] | None = None
+        self.connections: dict[int, Connection] = {}
+
+    def opened(self, connection: Connection) -> None:
+        connection.number = next(self._numbers)
+        self.connections[connection.number] = connection
+        self._metrics.connections_opened += 1
+        self._metrics.connections = len(self.connections)
+
+    def closed(self, connection: Connection) -> None:
+        if self.connections.pop(connection.number, None) is not None:
+            self._metrics.connections = len(self.connections)
+            self._move(connection, None)
+
+    def received(self, connection: Connection, data: bytes) -> bool:
+        """One message of a client. Never raises: what goes wrong is told to the client. Answers whether it was well formed."""
+        self._metrics.messages_received += 1
+        token = connection.token
+        try:
+            message = decode_client(data, self._settings.message_bytes_max)
+            token = message.token
+            if message.init is None and not message.token:
+                raise MalformedMessage("The message has neither a token nor an init.")
+            connection.malformed = 0
+            self._dispatch(connection, message, data)
+            return True
+        except RoskvaError as error:
+            connection.send(error_message(error, token))
+            if isinstance(error, MalformedMessage):
+                self._metrics.messages_malformed += 1
+                connection.malformed += 1
+                if connection.malformed >= MALFORMED_IN_A_ROW_MAX:
+                    connection.close(error.code)
+        except Exception:
+            log.exception("a client's message could not be handled")
+            connection.send(error_message(RoskvaError("The message could not be handled."), token))
+        return False
+
+    def _dispatch(self, connection: Connection, message: ClientMessage, data: bytes) -> None:
+        if message.init is not None:
+            connection.token, connection.claims = "", None
+            self._move(connection, self._owner_for_init(message.init.prior))
+        elif message.token != connection.token or connection.claims is None:
+            try:
+                claims = self._verify(message.token)
+            except TokenInvalid as error:
+                self._refuse_token(connection, message.token, error)
+                return
+            self._move(connection, self._owner_of(claims.client))
+            connection.token, connection.claims = message.token, claims
+        if connection.owner == self._member:
+            self._registrar.receive(connection, message, connection.claims)
+        elif connection.owner is not None and self._wires.send(connection.owner, Forward(connection.number, data)):
+            self._metrics.messages_forwarded += 1
+        else:
+            self._metrics.messages_unroutable += 1
+            raise Unavailable("The gateway that looks after this client cannot be reached.")
+
+    def _verify(self, token: str) -> Claims:
+        try:
+            return self._keyring.verify(token)
+        except msgspec.DecodeError:
+            raise TokenInvalid("The token is of another version of the service.") from None
+
+    def _refuse_token(self, connection: Connection, token: str, error: TokenInvalid) -> None:
+        self._metrics.tokens_refused += 1
+        anew = StartAnew(code=error.code, keep=False, message=str(error))
+        connection.send(encode(ServerMessage(token=token, time_ms=now_ms(), start_anew=anew)))
+
+    def _owner_of(self, client: ClientId) -> str | None:
+        return self._owners[client_partition(client, self._settings.partitions)]
+
+    def _owner_for_init(self, prior: str | None) -> str | None:
+        """A new client begins here; a returning one at the owner of its id, if it is an id of this data center."""
+        if prior:
+            try:
+                claims = self._verify(prior)
+            except TokenInvalid:
+                return self._member  # the Registrar says what becomes of it
+            if claims.data_center == self._settings.data_center:
+                return self._owner_of(claims.client)
+        return self._member
+
+    def _move(self, connection: Connection, owner: str | None) -> None:
+        """Route the connection to another owner (None: nowhere), and tell the one before."""
+        before = connection.owner
+        if before == owner:
+            return
+        connection.owner = owner
+        if before == self._member:
+            self._registrar.closed(connection)
+        elif before is not None:
+            self._wires.send(before, Closed(connection.number))
+
+    def members_changed(self) -> None:
+        """After the view changed: the Registrar first, then every connection whose owner is another now."""
+        owners = [self._members.owner(partition) for partition in range(self._settings.partitions)]
+        self._owners = [None if owner is None else owner.id for owner in owners]
+        self._metrics.partitions_owned = self._owners.count(self._member)
+        self._metrics.members = len(self._members.live)
+        self._metrics.members_changes += 1
+        self._registrar.members_changed()
+        if self._rerouting is not None:
+            self._rerouting.cancel()
+        self._rerouting = asyncio.get_running_loop().create_task(self._reroute())
+
+    async def _reroute(self) -> None:
+        for turn, connection in enumerate(list(self.connections.values()), 1):
+            if connection.claims is not None and connection.number in self.connections:
+                owner = self._owner_of(connection.claims.client)
+                if owner != connection.owner:
+                    self._move(connection, owner)
+                    self._announce(connection)
+            if turn % _REROUTED_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def link_up(self, member: str) -> None:
+        """A link to this member was made, for the first time or again: it does not know our connections yet."""
+        for connection in list(self.connections.values()):
+            if connection.owner == member:
+                self._announce(connection)
+
+    def _announce(self, connection: Connection) -> None:
+        if connection.claims is None or connection.owner is None:
+            return
+        if connection.owner == self._member:
+            self._registrar.announce(connection, connection.claims, connection.token)
+        else:
+            self._wires.send(connection.owner, Announce(connection.number, connection.token))  # without a link: link_up does it
+
+    def deliver(self, number: int, data: bytes) -> None:
+        """From the owner at another gateway, for a connection here."""
+        connection = self.connections.get(number)
+        if connection is not None:
+            self._metrics.messages_delivered += 1
+            connection.send(data)
+
+    def disconnect(self, number: int, code: str) -> None:
+        connection = self.connections.get(number)
+        if connection is not None:
+            connection.close(code)
+
+    def forwarded(self, channel: RemoteConnection, data: bytes) -> None:
+        """From another gateway, which thinks that this one owns the client.
+
+        Never passed on once more: the Registrar decides.
+        """
+        try:
+            message = decode_client(data, self._settings.message_bytes_max)
+            if message.init is not None:
+                channel.token, channel.claims = "", None
+            elif message.token != channel.token or channel.claims is None:
+                channel.claims = self._verify(message.token)
+                channel.token = message.token
+            self._registrar.receive(channel, message, channel.claims)
+        except RoskvaError as error:
+            channel.send(error_message(error))
+        except Exception:
+            log.exception("a forwarded message could not be handled")
+            channel.send(error_message(Overloaded("The message could not be handled.")))
+
+    def announced(self, channel: RemoteConnection, token: str) -> None:
+        try:
+            channel.claims = self._verify(token)
+            channel.token = token
+            self._registrar.announce(channel, channel.claims, token)
+        except TokenInvalid as error:
+            log.warning("another gateway announced a connection with a bad token: %s", error)
+        except Exception:
+            log.exception("an announced connection could not be handled")
+
+    def remote_closed(self, channel: Channel) -> None:
+        self._registrar.closed(channel)
+
+    def stop(self) -> None:
+        if self._rerouting is not None:
+            self._rerouting.cancel()

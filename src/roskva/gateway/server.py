@@ -1,0 +1,295 @@
+"""The one public port: WebSocket for clients and HTTP for everybody else, told apart by the first request's head.
+
+`GET /v1/channel` with an upgrade goes to picows, which carries a connection in half the memory and pushes a third faster;
+everything else to aiohttp. That means to construct picows' private WSProtocol, so its version is pinned exactly and
+tests/gateway/test_port.py guards the seam. Limits: a head must be complete within OPENING_S; connections beyond
+`connections_max` are refused; a WebSocket on which nothing valid was said for SILENT_S is closed. One sweeper looks after
+all of them: no timer per connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from picows import WSAutoPingStrategy, WSUpgradeRequest
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
+
+from roskva.config import Settings
+from roskva.errors import AddressInUse, InvalidSetting
+from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
+from roskva.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from roskva.gateway.routing import Router
+
+log = logging.getLogger(__name__)
+
+CHANNEL_PATH: Final = "/v1/channel"
+OPENING_S: Final = 10.0
+SILENT_S: Final = 120.0
+HEAD_BYTES_MAX: Final = 16 << 10
+_SWEEP_S: Final = 1.0
+_LOOK_S: Final = 0.02
+_BACKLOG: Final = 4_096
+_CHANNEL_STARTS: Final = (b"GET /v1/channel ", b"GET /v1/channel?")
+# A peer that vanished without a word is noticed by the kernel: after so long without an answer to data or to a probe.
+_DEAD_PEER_S: Final = 120
+
+T = TypeVar("T")
+AnyConnection = WebSocketConnection | HttpConnection
+
+
+class _PicowsLog(logging.LoggerAdapter[logging.Logger]):
+    """picows reports clients' mistakes as errors; here they are the client's, and only of interest when debugging."""
+
+    def error(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
+
+    def info(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
+
+
+_picows_log: Final = _PicowsLog(logging.getLogger("roskva.picows"), {})
+
+
+class Port:
+    """Accepts connections, and knows those that need watching."""
+
+    def __init__(self, settings: Settings, router: Router, metrics: Metrics, http: Callable[[], asyncio.Protocol]) -> None:
+        self.metrics = metrics
+        self.message_bytes_max = settings.message_bytes_max
+        self.send_buffer_bytes_max = settings.send_buffer_bytes_max
+        self.http = http
+        self.openings: dict[_Opening, float] = {}  # whose first head is not complete, in the order of their arrival
+        self.paused: dict[AnyConnection, float] = {}  # whose buffers are full, since when
+        self.opening_s = OPENING_S
+        self.silent_s = max([SILENT_S, *(2 * application.quiet_s for application in settings.applications.values())])
+        self._silent: dict[AnyConnection, float] = {}  # on which nothing valid was said yet
+        self._connections_max = settings.connections_max
+        self._router = router
+        self._listener_socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def bind(self, listen: str) -> str:
+        """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`."""
+        self._listener_socket = listening_socket(listen)
+        host, port = self._listener_socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        assert self._listener_socket is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Opening(self), sock=self._listener_socket, backlog=_BACKLOG)
+        self._sweeper = loop.create_task(self._sweep())
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        elif self._listener_socket is not None:
+            self._listener_socket.close()
+        for opening in list(self.openings):
+            opening.abort()
+
+    async def stop(self, wait_s: float = 3.0) -> None:
+        """Close every connection with "going away", wait a moment for the clients' answers, then end the rest."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._router.connections.values()):
+            connection.close("going-away")
+        for _ in range(int(wait_s / _LOOK_S)):
+            if not self._router.connections:
+                break
+            await asyncio.sleep(_LOOK_S)
+        for connection in list(self._router.connections.values()):
+            cast(AnyConnection, connection).abort()
+
+    def full(self) -> bool:
+        return len(self._router.connections) + len(self.openings) >= self._connections_max
+
+    def websocket(self) -> asyncio.BaseProtocol:
+        """picows' protocol for one connection, as its ws_create_server constructs it."""
+        protocol = WSProtocol(
+            None,  # host and port: of a client
+            None,  # path: of a client
+            False,  # is_client_side
+            self._listener,
+            _picows_log,
+            True,  # disconnect_on_exception
+            None,  # websocket_handshake_timeout: the head is complete
+            False,  # enable_auto_ping: the Registrar's keepalives do it, by one sweeper
+            20,
+            20,
+            WSAutoPingStrategy.PING_WHEN_IDLE,
+            True,  # enable_auto_pong
+            self.message_bytes_max,
+            None,  # extra_headers
+            2048,  # read_buffer_init_size: most messages are small, and it is kept for the life of the connection
+        )
+        return cast(asyncio.BaseProtocol, protocol)
+
+    def _listener(self, request: WSUpgradeRequest) -> WebSocketConnection:
+        return WebSocketConnection(self)
+
+    def opened(self, connection: AnyConnection) -> None:
+        self._silent[connection] = time.monotonic()
+        self._router.opened(connection)
+
+    def received(self, connection: AnyConnection, data: bytes) -> None:
+        if self._router.received(connection, data) and connection in self._silent:
+            del self._silent[connection]
+
+    def closed(self, connection: AnyConnection) -> None:
+        self._silent.pop(connection, None)
+        self.paused.pop(connection, None)
+        self._router.closed(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                self.sweep(time.monotonic())
+            except Exception:
+                log.exception("the sweep of connections failed")
+
+    def sweep(self, now_s: float) -> None:
+        for opening in _older(self.openings, now_s - self.opening_s):
+            opening.abort()
+        for connection in _older(self._silent, now_s - self.silent_s):
+            del self._silent[connection]
+            connection.close("silent")
+        for connection in _older(self.paused, now_s - SLOW_S):
+            self.metrics.slow_consumers += 1
+            connection.abort()
+
+
+def _older(since: dict[T, float], limit_s: float) -> list[T]:
+    """Those that are in it since before the limit.
+
+    Times only grow in the order of insertion, so the first young one ends it.
+    """
+    old: list[T] = []
+    for item, time_s in since.items():
+        if time_s > limit_s:
+            break
+        old.append(item)
+    return old
+
+
+class _Opening(asyncio.Protocol):
+    """A connection whose first request is still arriving. Once its head is complete, picows or aiohttp takes over."""
+
+    __slots__ = ("_head", "_port", "_transport")
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._head = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._port.full():
+            self._refuse("503 Service Unavailable", "overloaded")
+        else:
+            self._port.openings[self] = time.monotonic()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._port.openings.pop(self, None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        head = self._head + data if self._head else data
+        if not head[:1].isalpha():  # not a request: TLS on a plain port, say
+            self._refuse("400 Bad Request", "malformed-message")
+        elif b"\r\n\r\n" in head:
+            self._hand_over(self._transport, head)
+        elif len(head) > HEAD_BYTES_MAX:
+            self._refuse("431 Request Header Fields Too Large", "message-too-large")
+        else:
+            self._head = head
+
+    def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
+        del self._port.openings[self]
+        upgrade = data.startswith(_CHANNEL_STARTS) and _wants_websocket(data)
+        protocol = self._port.websocket() if upgrade else self._port.http()
+        # The loop chooses how to read when reading starts: stop, exchange the protocol, feed it what came, and start again.
+        transport.pause_reading()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            _feed(protocol, data)
+        else:
+            cast(asyncio.Protocol, protocol).data_received(data)
+        if not transport.is_closing():
+            transport.resume_reading()
+
+    def _refuse(self, status: str, code: str) -> None:
+        self._port.metrics.connections_refused += 1
+        if self._transport is not None:
+            body = b'{"error":{"code":"%b","message":"The connection is refused."}}' % code.encode()
+            fields = ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
+            self._transport.write("\r\n".join([f"HTTP/1.1 {status}", *fields, "", ""]).encode() + body)
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._port.metrics.connections_refused += 1
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _wants_websocket(head: bytes) -> bool:
+    """Whether picows should answer. A page of another origin is not served: aiohttp's route refuses it with a reason."""
+    fields = dict(line.partition(b":")[::2] for line in head[: head.index(b"\r\n\r\n")].lower().split(b"\r\n")[1:])
+    origin = fields.get(b"origin", b"").strip()
+    same_origin = not origin or origin.partition(b"://")[2] == fields.get(b"host", b"").strip()
+    return fields.get(b"upgrade", b"").strip() == b"websocket" and same_origin
+
+
+def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        buffer = memoryview(protocol.get_buffer(len(view)))
+        count = min(len(buffer), len(view))
+        buffer[:count] = view[:count]
+        buffer.release()
+        protocol.buffer_updated(count)
+        view = view[count:]
+
+
+def listening_socket(listen: str) -> socket.socket:
+    host, _, port_text = listen.rpartition(":")
+    host = host.strip("[]")
+    if not port_text.isdigit() or int(port_text) > 65_535:
+        raise InvalidSetting(f"The address {listen!r} is not of the form HOST:PORT.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, int(port_text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise InvalidSetting(f"The host of the address {listen!r} cannot be found: {error.strerror}.") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setblocking(False)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit these.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"Something else listens on {listen}.") from None
+        raise InvalidSetting(f"It is not possible to listen on {listen}: {error.strerror}.") from None
+    return listener

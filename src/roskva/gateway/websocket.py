@@ -1,0 +1,226 @@
+"""Client connections over WebSocket: on picows, and on aiohttp for connections that arrive there.
+
+One of these objects exists per connected client, tens of thousands in a process: slots only, no task, no timer. Text frames
+carry one message each. A client that does not read: once `send_buffer_bytes_max` bytes wait for it, further messages are
+dropped (a channel may drop; what matters is sent again), and if it has not caught up within SLOW_S it is disconnected. Its
+client catches up on return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import WSCloseCode as HttpCloseCode
+from aiohttp import WSMsgType as HttpMsgType
+from aiohttp import web
+from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
+
+from roskva.errors import MalformedMessage, MessageTooLarge, Overloaded, SlowConsumer, Unavailable
+from roskva.gateway.routing import error_message
+
+if TYPE_CHECKING:
+    from roskva.gateway.server import Port
+    from roskva.protocol.tokens import Claims
+
+SLOW_S: Final = 5.0
+CLOSE_WAIT_S: Final = 2.0  # for the client's half of the closing handshake
+
+OK: Final = 1000
+GOING_AWAY: Final = 1001
+PROTOCOL_ERROR: Final = 1002
+TEXT_ONLY: Final = 1003
+POLICY: Final = 1008
+TOO_LARGE: Final = 1009
+TRY_AGAIN: Final = 1013
+
+# The close code tells a client's library what to do; the reason carries the name of the error (docs/errors.md).
+CLOSE_CODES: Final = {
+    "going-away": GOING_AWAY,
+    "protocol-error": PROTOCOL_ERROR,
+    "binary-frame": TEXT_ONLY,
+    MessageTooLarge.code: TOO_LARGE,
+    Unavailable.code: TRY_AGAIN,
+    Overloaded.code: TRY_AGAIN,
+    SlowConsumer.code: TRY_AGAIN,
+}
+BINARY_REFUSED: Final = MalformedMessage("The frame is binary: messages are text frames of JSON.")
+
+_TEXT: Final = WSMsgType.TEXT
+_NO_HEADERS: Final[dict[str, str]] = {}
+
+
+class WebSocketConnection(WSListener):
+    """A client's connection, on picows."""
+
+    __slots__ = ("_closing", "_partial", "_port", "_transport", "claims", "malformed", "number", "owner", "session", "token")
+
+    number: int
+    token: str
+    claims: Claims | None
+    owner: str | None
+    malformed: int
+    session: object | None
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._transport: WSTransport | None = None
+        self._partial: bytearray | None = None  # the fragments of a message so far
+        self._closing = False
+        self.number = 0
+        self.token = ""
+        self.claims = None
+        self.owner = None
+        self.malformed = 0
+        self.session = None
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        # The upgrade is done; its headers would be kept for the life of the connection, a kilobyte each.
+        transport.request.headers = _NO_HEADERS  # type: ignore[assignment]
+        transport.response.headers = _NO_HEADERS  # type: ignore[assignment]
+        transport.underlying_transport.set_write_buffer_limits(high=self._port.send_buffer_bytes_max)
+        self._port.opened(self)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._closing = True
+        self._transport = None
+        self._port.closed(self)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if self._closing and frame.msg_type != WSMsgType.CLOSE:
+            return
+        if frame.msg_type == _TEXT and frame.fin and self._partial is None and not frame.rsv1:
+            self._port.received(self, frame.get_payload_as_bytes())
+        else:
+            self._unusual(transport, frame)
+
+    def _unusual(self, transport: WSTransport, frame: WSFrame) -> None:
+        kind = frame.msg_type
+        if kind == WSMsgType.PONG:
+            return
+        if kind == WSMsgType.CLOSE:
+            self._closing = True
+            code = frame.get_close_code()
+            transport.send_close(WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
+            transport.disconnect()
+        elif frame.rsv1 or (kind == WSMsgType.CONTINUATION) == (self._partial is None):
+            self.close("protocol-error")  # compressed without having agreed to it, or fragments out of order
+        elif kind == WSMsgType.BINARY:
+            self.send(error_message(BINARY_REFUSED, self.token))
+            self.close("binary-frame")
+        else:
+            self._fragment(frame)
+
+    def _fragment(self, frame: WSFrame) -> None:
+        partial = self._partial = self._partial or bytearray()
+        if len(partial) + frame.payload_size > self._port.message_bytes_max:
+            self.send(
+                error_message(MessageTooLarge(len(partial) + frame.payload_size, self._port.message_bytes_max), self.token)
+            )
+            self.close(MessageTooLarge.code)
+            return
+        partial += frame.get_payload_as_bytes()
+        if frame.fin:
+            self._partial = None
+            self._port.received(self, bytes(partial))
+
+    def pause_writing(self) -> None:
+        self._port.paused[self] = time.monotonic()
+
+    def resume_writing(self) -> None:
+        self._port.paused.pop(self, None)
+
+    def send(self, data: bytes) -> None:
+        if self._closing or self._transport is None:
+            return
+        if self in self._port.paused:
+            self._port.metrics.messages_dropped += 1
+            return
+        self._port.metrics.messages_sent += 1
+        self._transport.send(_TEXT, data)
+
+    def close(self, code: str) -> None:
+        if self._closing or self._transport is None:
+            return
+        self._closing = True
+        self._transport.send_close(CLOSE_CODES.get(code, POLICY), code)  # type: ignore[arg-type]
+        asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self._transport.disconnect, False)
+
+    def abort(self) -> None:
+        """At once: what waits to be sent is thrown away."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.disconnect(False)
+
+
+class HttpConnection:
+    """A client's connection on an HTTP connection that was used before, as some proxies do: on aiohttp, at a higher price."""
+
+    __slots__ = ("_closed", "_port", "_queue", "_queued_bytes", "claims", "malformed", "number", "owner", "session", "token")
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._queue: asyncio.Queue[bytes | str] = asyncio.Queue()  # a str is the name of an error to close with
+        self._queued_bytes = 0
+        self._closed = False
+        self.number = 0
+        self.token = ""
+        self.claims: Claims | None = None
+        self.owner: str | None = None
+        self.malformed = 0
+        self.session: object | None = None
+
+    def send(self, data: bytes) -> None:
+        if self._closed:
+            return
+        if self._queued_bytes > self._port.send_buffer_bytes_max:
+            self._port.paused.setdefault(self, time.monotonic())
+            self._port.metrics.messages_dropped += 1
+            return
+        self._port.metrics.messages_sent += 1
+        self._queued_bytes += len(data)
+        self._queue.put_nowait(data)
+
+    def close(self, code: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._queue.put_nowait(code)
+
+    def abort(self) -> None:
+        self._closed = True
+        self._queue = asyncio.Queue()
+        self._queue.put_nowait(SlowConsumer.code)
+
+    async def run(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False, max_msg_size=self._port.message_bytes_max, timeout=CLOSE_WAIT_S)
+        await socket.prepare(request)
+        self._port.opened(self)
+        writing = asyncio.create_task(self._write(socket))
+        try:
+            async for message in socket:
+                if message.type == HttpMsgType.TEXT:
+                    self._port.received(self, message.data.encode())
+                elif message.type == HttpMsgType.BINARY:
+                    self.send(error_message(BINARY_REFUSED, self.token))
+                    self.close("binary-frame")
+        finally:
+            self._closed = True
+            writing.cancel()
+            self._port.closed(self)
+        return socket
+
+    async def _write(self, socket: web.WebSocketResponse) -> None:
+        while True:
+            data = await self._queue.get()
+            try:
+                if isinstance(data, str):
+                    await socket.close(code=HttpCloseCode(CLOSE_CODES.get(data, POLICY)), message=data.encode())
+                    return
+                await socket.send_str(data.decode())
+            except ConnectionError:
+                return
+            self._queued_bytes -= len(data)
+            if self._queued_bytes <= self._port.send_buffer_bytes_max:
+                self._port.paused.pop(self, None)

@@ -1,0 +1,71 @@
+"""The forms in which applications publish, and their translation into the standard one: the Bridge's rules (Thialfi 4, Bridge).
+
+An application may publish its own JSON; its settings say where object, version and source are (`doc.id`, `doc.rev`). In Spark the
+fields are taken out by column expressions, here by `extract`; both feed `check`, which decides. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from roskva.errors import BadRequest
+from roskva.model import Update, check_device, name_from_text, object_key, version_from_text
+
+
+class Form(NamedTuple):
+    """Where an application's updates carry what Roskva needs: paths of keys, joined by dots."""
+
+    object_path: str = "object"
+    version_path: str = "version"
+    source_path: str = "source"
+
+
+class Fields(NamedTuple):
+    """What the paths led to, as text; None where there was nothing."""
+
+    object: str | None
+    version: str | None
+    source: str | None
+
+
+class Malformed(NamedTuple):
+    """Why an update cannot be used. It goes to the dead letters with this reason."""
+
+    code: str
+    reason: str
+
+
+def extract(value: bytes, form: Form) -> Fields | Malformed:
+    try:
+        document = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Malformed("malformed-message", f"The update is not JSON: {error}.")
+    return Fields(*(_text_at(document, path) for path in form))
+
+
+def _text_at(document: object, path: str) -> str | None:
+    for key in path.split("."):
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    if isinstance(document, bool) or document is None:
+        return None
+    if isinstance(document, (int, str)):
+        return str(document)
+    return msgspec.json.encode(document).decode()
+
+
+def check(application: str, epoch: int, fields: Fields, again: bool = False) -> Update | Malformed:
+    if fields.object is None:
+        return Malformed("invalid-name", "The update names no object where the application's form says it is.")
+    if fields.version is None:
+        return Malformed("invalid-version", "The update has no version where the application's form says it is.")
+    try:
+        name = name_from_text(fields.object)
+        version = version_from_text(fields.version)
+        source = check_device(fields.source) if fields.source else ""
+    except BadRequest as error:
+        return Malformed(error.code, str(error))
+    return Update(object_key(application, epoch, name), version, source, again)

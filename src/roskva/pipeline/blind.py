@@ -1,0 +1,79 @@
+"""Blind writes: what a task writes into clients' rows in the stead of a Registrar that does not answer (Thialfi 4.2.3).
+
+`registrar.core.blind` makes the judgement. A mark for each client is durable before its row is written, so that a crash in between
+leaves nothing unseen; and marks are written once more afterwards, since an owner that looked between the two found nothing yet.
+Imports no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from roskva.config import Settings
+from roskva.errors import Unavailable
+from roskva.model import ClientId, Propagation, client_partition
+from roskva.registrar.cells import client_row
+from roskva.registrar.core import blind
+from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation, Row, Table, wins
+from roskva.table.marks import marks_for
+
+log = logging.getLogger(__name__)
+
+
+def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propagation]) -> list[int | None]:
+    """The verdict of each, once everything that it needs is durable; None where the client's partition cannot be written now."""
+    verdicts: list[int | None] = [None] * len(propagations)
+    by_partition: dict[int, dict[ClientId, list[int]]] = {}
+    for index, told in enumerate(propagations):
+        partition = client_partition(told.client, settings.partitions)
+        by_partition.setdefault(partition, {}).setdefault(told.client, []).append(index)
+    for partition, clients in by_partition.items():
+        try:
+            decided = _write_partition(table, settings, clients, propagations)
+        except (Unavailable, OSError) as error:
+            log.warning("blind writes into partition %s are not possible now: %s", partition, error)
+            continue
+        for index, verdict in decided.items():
+            verdicts[index] = verdict
+    return verdicts
+
+
+def _write_partition(
+    table: Table, settings: Settings, clients: Mapping[ClientId, list[int]], propagations: Sequence[Propagation]
+) -> dict[int, int]:
+    rows = table.read([client_row(client, settings.partitions) for client in clients])
+    verdicts: dict[int, int] = {}
+    mutations: list[Mutation] = []
+    written: list[ClientId] = []
+    for client, indexes in clients.items():
+        key = client_row(client, settings.partitions)
+        cells = _judge(client, rows[key], [(index, propagations[index]) for index in indexes], verdicts)
+        if cells:
+            written.append(client)
+            mutations += [Mutation(key, cells[at : at + CELLS_PER_WRITE_MAX]) for at in range(0, len(cells), CELLS_PER_WRITE_MAX)]
+    if mutations:
+        _mark(table, settings, written)
+        table.write(mutations)
+        _mark(table, settings, written)
+    return verdicts
+
+
+def _judge(client: ClientId, stored: Row, told: Sequence[tuple[int, Propagation]], verdicts: dict[int, int]) -> list[Cell]:
+    """Each propagation is judged by the row as those before it will leave it: two reissues must not take one seqno."""
+    row = dict(stored)
+    cells: list[Cell] = []
+    for index, propagation in told:
+        decision = blind(client, row, propagation)
+        verdicts[index] = decision.verdict
+        cells += decision.cells
+        for cell in decision.cells:
+            if cell.name not in row or wins(cell, row[cell.name]):
+                row[cell.name] = cell
+    return cells
+
+
+def _mark(table: Table, settings: Settings, clients: Sequence[ClientId]) -> None:
+    table.write(marks_for(clients, time.time(), settings.mark_bucket_s, settings.partitions, os.urandom(12)))

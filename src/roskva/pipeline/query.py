@@ -1,0 +1,191 @@
+"""Starts the one streaming query: feed -> Bridge -> Matcher's task -> nothing, and runs it until it is told to stop.
+
+The only file that starts queries. The sink takes nothing: all effects are made in the tasks, which return when nothing is owed, and
+only then does Spark count the batch as done. Its progress is written asynchronously, so a restart repeats up to a second of batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from roskva.config import Settings
+from roskva.pipeline import checkpoint, health, session
+from roskva.pipeline.bridge import bridge
+from roskva.pipeline.matching import COUNTS, COUNTS_SCHEMA, MatchTask
+from roskva.pipeline.source import NAME, FeedSource, options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+_STOP_S: Final = 4.0  # what the JVM gets to end by itself
+_LOOK_EVERY_S: Final = 0.2
+
+
+def transform(rows: DataFrame, settings: Settings) -> DataFrame:
+    """Rows of the feed -> one row of counts per task, with the Matcher's work done on the way."""
+    from pyspark.sql import functions as F
+
+    counts = bridge(rows.drop("key"), settings.applications).mapInArrow(MatchTask(settings), COUNTS_SCHEMA)
+    return counts.observe(health.METRICS, *(F.sum(name).alias(name) for name in COUNTS))
+
+
+def start(spark: SparkSession, settings: Settings, folder: Path | None = None) -> StreamingQuery:
+    """Start the query, from the newest checkpoint in a folder of its own if none is given."""
+    settings = replace(settings, data=settings.data.resolve())  # workers have a working directory of their own
+    folder = folder or checkpoint.prepare(settings.data)
+    spark.dataSource.register(FeedSource)
+    rows = spark.readStream.format(NAME).options(**options(settings)).load()
+    return (
+        transform(rows, settings)
+        .writeStream.format("noop")
+        .queryName("roskva")
+        .option("checkpointLocation", folder.as_uri())
+        .option("asyncProgressTrackingEnabled", "true")  # log + commit 20 -> 1 ms a batch
+        .option("asyncProgressTrackingCheckpointIntervalMs", "1000")
+        .start()
+    )
+
+
+def run(settings: Settings) -> int:
+    """Run the pipeline until SIGTERM or SIGINT; 0 if it was stopped, 1 if the query ended by itself."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return _Driver(replace(settings, data=settings.data.resolve()), stop).run()
+
+
+class _Driver:
+    """One life of the pipeline's process."""
+
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+        self._settings = settings
+        self._stop = stop
+        self._spark: SparkSession | None = None
+        self._health: health.HealthWriter | None = None
+        self._parent = os.getppid()
+        threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
+
+    def run(self) -> int:
+        from roskva.feed import open_feed
+        from roskva.table import open_table
+
+        state, error = health.FAILED, ""
+        try:
+            self._health = health.HealthWriter(open_table(self._settings), open_feed(self._settings))
+            _say("starting Spark")
+            self._spark = session.build(self._settings)
+            _say("session started")
+            error = self._run_query(self._spark, checkpoint.prepare(self._settings.data))
+            if error and self._health.batch < 0 and not self._stop.is_set():
+                # It never finished a batch. If that was the checkpoint's fault, one without a past helps; if not, it costs repeats.
+                log.warning("the query failed at its start; trying once more from the oldest record: %s", error)
+                error = self._run_query(self._spark, checkpoint.prepare_empty(self._settings.data))
+            state = health.FAILED if error else health.STOPPED
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            log.exception("the pipeline ends")
+        finally:
+            self._end(state, error)
+        if error:
+            print(f"pipeline: failed: {error.splitlines()[0]}", file=sys.stderr, flush=True)
+        return 1 if error else 0
+
+    def _run_query(self, spark: SparkSession, folder: Path) -> str:
+        """Run one query until it ends or is stopped; answers its error, or nothing."""
+        assert self._health is not None
+        try:
+            query = start(spark, self._settings, folder)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        self._health.watch(query)
+        _say("query started")
+        milestones: list[tuple[str, Callable[[], bool]]] = [
+            ("ready", lambda: bool(query.status["isTriggerActive"]) or query.lastProgress is not None),
+            ("first batch done", lambda: query.lastProgress is not None),
+        ]
+        while query.isActive and not self._stop.wait(_LOOK_EVERY_S):
+            while milestones and milestones[0][1]():
+                _say(milestones.pop(0)[0])
+        if not self._stop.is_set():
+            return str(query.exception() or "the query ended by itself")
+        _say("stopping")
+        with suppress(Exception):  # a task that waits for a table or a Registrar is ended with its worker
+            query.stop()
+        return ""
+
+    def _end(self, state: str, error: str) -> None:
+        if self._health is not None:
+            with suppress(Exception):
+                self._health.finish(state, error)
+        if self._spark is not None:
+            end_session(self._spark)
+        _say("stopped")
+
+    def _end_with_parent(self) -> None:
+        """If whoever started us dies, we must not stay behind and process beside our successor."""
+        while os.getppid() == self._parent:
+            time.sleep(1)
+        _say("the parent process is gone")
+        if self._spark is not None:
+            _kill_jvm(self._spark)
+        os._exit(1)
+
+
+def end_session(spark: SparkSession) -> None:
+    """Stop the session and its JVM; Spark's Python daemons end with it."""
+    jvm = _jvm_of(spark)
+    stopper = threading.Thread(target=lambda: _stop_quietly(spark), daemon=True)
+    stopper.start()
+    stopper.join(_STOP_S)
+    if jvm is not None:
+        if jvm.stdin is not None:
+            with suppress(OSError):
+                jvm.stdin.close()  # the JVM ends when its standard input does
+        try:
+            jvm.wait(_STOP_S)
+        except Exception:
+            jvm.kill()
+
+
+def _stop_quietly(spark: SparkSession) -> None:
+    from pyspark import SparkContext
+
+    with suppress(Exception):
+        spark.stop()
+    with suppress(Exception):
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+
+
+def _jvm_of(spark: SparkSession) -> subprocess.Popen[bytes] | None:
+    """The process of the JVM, as pyspark started it."""
+    return getattr(spark.sparkContext._gateway, "proc", None)
+
+
+def _kill_jvm(spark: SparkSession) -> None:
+    jvm = _jvm_of(spark)
+    if jvm is not None:
+        with suppress(OSError):
+            jvm.kill()
+
+
+def _say(what: str) -> None:
+    with suppress(OSError):  # whoever listened may be gone
+        print(f"pipeline: {what}", flush=True)

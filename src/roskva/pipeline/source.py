@@ -1,0 +1,197 @@
+"""The feed as a streaming source of Spark: rows (topic, partition, offset, incarnation, time_ms, headers, key, value).
+
+Spark plans in one Python process of the driver (`latestOffset`, `partitions`, `commit`) and reads in its workers (`read`). The source
+waits for data instead of polling, and never raises for a partition that does not answer: it waits, or reports nothing new.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import pickle
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from roskva.config import Settings
+from roskva.feed.interface import DEAD_LETTERS, Feed, Position
+from roskva.pipeline.connections import connections, settle_memory
+from roskva.pipeline.offsets import SUBSCRIPTION, TOPICS_READ, Place, Range, advance, from_json, plan, share_out, to_json
+from roskva.pipeline.patience import persist
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "roskva_feed"
+WAIT_S: Final = 1.0  # the longest that the driver blocks: `query.stop()` and the commits of an idle feed wait for it
+_COMMIT_EVERY_S: Final = 1.0  # a commit is an fsync per partition, and only retention and lag need it
+_TRIM_EVERY_S: Final = 60.0
+
+SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("incarnation", pa.int64()),
+        ("time_ms", pa.int64()),
+        ("headers", pa.binary()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+_SPARK_SCHEMA: Final = "topic string, partition int, offset long, incarnation long, time_ms long, headers binary, key binary, value binary"
+
+
+def options(settings: Settings) -> dict[str, str]:
+    """Options of a data source are text; the settings travel in one of them to the processes that plan and read."""
+    return {"settings": base64.b64encode(pickle.dumps(settings)).decode()}
+
+
+class FeedSource(DataSource):
+    """`spark.dataSource.register(FeedSource)`, then `spark.readStream.format(NAME).options(**options(settings))`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.settings: Settings = pickle.loads(base64.b64decode(options["settings"]))
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return _SPARK_SCHEMA
+
+    def streamReader(self, schema: StructType) -> FeedReader:
+        return FeedReader(self.settings)
+
+
+class TaskRanges(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: list[Range]) -> None:
+        self.ranges = ranges
+
+
+class FeedReader(DataSourceStreamReader):
+    """Pickled to workers: holds nothing but settings, and opens the feed where it is used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._planning: _Planning | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_settings": self._settings, "_planning": None}
+
+    @property
+    def _plans(self) -> _Planning:
+        if self._planning is None:
+            feed = persist("opening the feed", lambda: connections(self._settings).feed)
+            persist("subscribing to the feed", lambda: feed.subscribe(SUBSCRIPTION, TOPICS_READ))
+            self._planning = _Planning(feed, self._settings)
+        return self._planning
+
+    def initialOffset(self) -> dict[str, Any]:
+        return to_json(self._plans.positions()[0])
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        return to_json(self._plans.end_after(from_json(start)))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [TaskRanges(ranges) for ranges in self._plans.tasks(from_json(start), from_json(end))]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._plans.processed(from_json(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TaskRanges)
+        settle_memory("source")
+        feed = persist("opening the feed", lambda: connections(self._settings).feed)
+        for wanted in partition.ranges:
+            batch = persist(f"reading {wanted.topic}/{wanted.partition}", partial(read_range, feed, wanted))
+            if batch.num_rows:
+                yield batch
+
+
+def read_range(feed: Feed, wanted: Range) -> pa.RecordBatch:
+    records = feed.read(wanted.topic, wanted.partition, wanted.start, wanted.end)
+    count = len(records)
+    columns = [
+        pa.array([wanted.topic] * count, pa.string()),
+        pa.array([wanted.partition] * count, pa.int32()),
+        pa.array([record.offset for record in records], pa.int64()),
+        pa.array([wanted.incarnation] * count, pa.int64()),
+        pa.array([record.time_ms for record in records], pa.int64()),
+        pa.array([record.headers for record in records], pa.binary()),
+        pa.array([record.key for record in records], pa.binary()),
+        pa.array([record.value for record in records], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class _Planning:
+    """The driver's side: what is there, what comes next, what is done."""
+
+    def __init__(self, feed: Feed, settings: Settings) -> None:
+        self._feed = feed
+        self._settings = settings
+        self._processed: dict[Place, Position] = {}  # told by Spark, not yet committed to the feed
+        self._committed_s = 0.0
+        self._trimmed_s = time.monotonic()
+
+    def positions(self) -> tuple[dict[Place, Position], dict[Place, Position]]:
+        """Oldest and newest, of all topics. The newest is read first: what is lost in between must not look like a gap."""
+        return persist("looking into the feed", self._read_positions)
+
+    def _read_positions(self) -> tuple[dict[Place, Position], dict[Place, Position]]:
+        newest = {(topic, p): at for topic in TOPICS_READ for p, at in self._feed.newest(topic).items()}
+        oldest = {(topic, p): at for topic in TOPICS_READ for p, at in self._feed.oldest(topic).items()}
+        return oldest, newest
+
+    def end_after(self, start: dict[Place, Position]) -> dict[Place, Position]:
+        """The end of the next batch; waits up to a second for there to be one."""
+        oldest, newest = self.positions()
+        end = advance(start, oldest, newest, self._settings.records_per_batch_max)
+        if end != start:
+            return end
+        self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
+        if not persist("waiting for the feed", lambda: self._feed.wait(TOPICS_READ, newest, WAIT_S)):
+            return start
+        oldest, newest = self.positions()
+        return advance(start, oldest, newest, self._settings.records_per_batch_max)
+
+    def tasks(self, start: dict[Place, Position], end: dict[Place, Position]) -> list[list[Range]]:
+        oldest, newest = self.positions()
+        planned = plan(start, end, oldest, newest)
+        for loss in planned.losses:
+            log.error("the feed lost records that this query was to read: %s", loss)
+        return share_out(planned.ranges, self._settings.pipeline_cores)
+
+    def processed(self, end: dict[Place, Position]) -> None:
+        self._processed.update(end)
+        self._commit(_COMMIT_EVERY_S)
+
+    def _commit(self, every_s: float) -> None:
+        now_s = time.monotonic()
+        if not self._processed or now_s - self._committed_s < every_s:
+            return
+        try:
+            for topic in TOPICS_READ:
+                of_topic = {p: position for (name, p), position in self._processed.items() if name == topic}
+                if of_topic:
+                    self._feed.commit(SUBSCRIPTION, topic, of_topic)
+            self._processed.clear()
+            self._committed_s = now_s
+            if now_s - self._trimmed_s >= _TRIM_EVERY_S:
+                self._trimmed_s = now_s
+                # Nobody must read the dead letters: they may go by age, and by size when their topic is full.
+                self._feed.commit(SUBSCRIPTION, DEAD_LETTERS, self._feed.newest(DEAD_LETTERS))
+                self._feed.trim()
+        except Exception as error:
+            log.warning("the feed does not take the pipeline's position now; it is told again with the next batch: %s", error)

@@ -1,0 +1,397 @@
+"""Delivery: from the Matcher's propagations to acknowledged clients (Thialfi 4.1.4 steps 4 to 6, 4.2.3).
+
+The one stated exception to commit-then-send lives here: a notification is sent, its acknowledgement awaited for at most `ack_wait_ms`, and
+only what is then unacknowledged is written. A propagation call is answered when each of its tuples is acknowledged, durable or void;
+until then the feed still has the update. Clients that usually answer later are written at once, so that no slow phone makes others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from roskva.config import Settings
+from roskva.errors import BadRequest, Unavailable
+from roskva.model import (
+    NOT_OWNER,
+    SETTLED,
+    UNAVAILABLE,
+    ClientId,
+    ObjectKey,
+    Propagation,
+    client_partition,
+    epoch_of,
+    name_from_text,
+    name_of,
+    name_to_text,
+    object_key,
+    version_from_text,
+)
+from roskva.protocol.messages import Ack, Notify, Status
+from roskva.registrar import core
+from roskva.registrar.cells import WAITING
+from roskva.registrar.row import ClientRow, Waiting
+from roskva.registrar.rows import Rows
+from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave, notify_of
+from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation
+from roskva.table.lanes import TableLanes
+
+log = logging.getLogger(__name__)
+
+NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
+WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
+_SENT_JUST_NOW_S: Final = 1.0
+
+
+class _Owed(NamedTuple):
+    """One propagation that still needs a write, an acknowledgement or both."""
+
+    place: int  # in the call
+    told: Propagation
+    row: ClientRow
+    entry: Outstanding | None  # None: nothing is told, or the client is offline
+    tell: bool
+    version: int | None
+
+
+class Delivery:
+    def __init__(
+        self,
+        settings: Settings,
+        table: TableLanes,
+        rows: Rows,
+        sessions: dict[ClientId, Session],
+        counters: Counters,
+        clock: Callable[[], float],
+        owns: Callable[[int], bool],
+        settling: Callable[[], bool],
+        speak: Callable[..., None],
+        mark: Callable[[Iterable[ClientId]], Awaitable[None]],
+        reissue: Callable[[ClientId, ObjectKey, int], Awaitable[int]],
+        settled: Callable[[ClientId, ObjectKey], None],
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._rows = rows
+        self._sessions = sessions
+        self._counters = counters
+        self._clock = clock
+        self._owns = owns
+        self._settling = settling
+        self._speak = speak
+        self._mark = mark
+        self._reissue = reissue
+        self._settled = settled
+        self._spawn = spawn
+        self.unacknowledged: set[Session] = set()
+        self.outstanding_count = 0
+        self._ack_cells: dict[ClientId, list[Cell]] = {}
+        self._texts: dict[ObjectKey, str] = {}
+
+    async def propagate(self, propagations: Sequence[Propagation]) -> list[int]:
+        """One call of a Matcher task. Answers a verdict for each, in order."""
+        self._counters.propagated += len(propagations)
+        verdicts = [SETTLED] * len(propagations)
+        mine: list[int] = []
+        for index, told in enumerate(propagations):
+            if self._owns(client_partition(told.client, self._settings.partitions)):
+                mine.append(index)
+            else:
+                verdicts[index] = NOT_OWNER
+        rows, _ = await self._rows.get_many((propagations[index].client for index in mine), fresh=self._settling())
+        doubtful = await self._reread_doubtful(propagations, mine, rows)
+        wave = Wave()
+        at_once: list[_Owed] = []
+        awaited: list[_Owed] = []
+        reissues: list[int] = []
+        outbox: dict[Session, list[Notify]] = {}
+        for index in mine:
+            told = propagations[index]
+            row = doubtful.get(told.client) or rows.get(told.client)
+            if row is None:
+                verdicts[index] = UNAVAILABLE
+                continue
+            judgement = core.judge(row, told)
+            if judgement.verdict is not None:
+                verdicts[index] = judgement.verdict
+                self._counters.void += 1
+            elif judgement.reissue:
+                reissues.append(index)
+            else:
+                owed = self._send(index, told, row, wave, outbox)
+                (awaited if owed.entry is not None and owed.entry.waves else at_once).append(owed)
+        for session, notifications in outbox.items():
+            self._speak(session, notify=notifications)
+        first = asyncio.ensure_future(self._store(at_once, verdicts))
+        await wave.wait(self._settings.ack_wait_ms / 1000.0)
+        await self._store(awaited, verdicts)
+        await first
+        for index in reissues:
+            told = propagations[index]
+            verdicts[index] = await self._reissue(told.client, told.object, told.seqno)
+        return verdicts
+
+    async def _reread_doubtful(
+        self, propagations: Sequence[Propagation], mine: Sequence[int], rows: dict[ClientId, ClientRow]
+    ) -> dict[ClientId, ClientRow]:
+        """A cached row may be behind what another gateway wrote: nothing is dropped or repaired before the table was asked."""
+        doubted = set()
+        for index in mine:
+            told = propagations[index]
+            row = rows.get(told.client)
+            if row is None:
+                continue
+            judgement = core.judge(row, told)
+            if judgement.reissue or (judgement.verdict is not None and judgement.verdict != SETTLED):
+                doubted.add(told.client)
+        if not doubted:
+            return {}
+        return (await self._rows.get_many(doubted, fresh=True))[0]
+
+    def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]]) -> _Owed:
+        tell, version = core.notification_of(row, told)
+        session = self._sessions.get(told.client)
+        if session is None or not tell:
+            return _Owed(index, told, row, None, tell, version)
+        if self.outstanding_count >= self._settings.outstanding_max:
+            session.more = True
+            self.unacknowledged.add(session)
+            return _Owed(index, told, row, None, tell, version)
+        now_s = self._clock()
+        entry = self._entry(session, told.object, told.seqno, version)
+        self._note_stored(entry, row, version)
+        raised = version is not None and entry.version is not None and version > entry.version
+        if raised:
+            entry.version = version
+            entry.stored = min(entry.stored, MAYBE_STORED)
+        if raised or now_s - entry.sent_s >= _SENT_JUST_NOW_S:
+            self._sent(session, entry, now_s)
+            outbox.setdefault(session, []).append(self._notify(entry))
+            self._counters.sent += 1
+        if session.answer_ms <= self._settings.ack_wait_ms and entry.stored != STORED:
+            entry.waves.append(wave)
+            wave.join()
+        return _Owed(index, told, row, entry, tell, version)
+
+    @staticmethod
+    def _note_stored(entry: Outstanding, row: ClientRow, version: int | None) -> None:
+        """What is stored already need not be written again; over what is stored, even of a lower version, the answer must be."""
+        cell = row.unknown(entry.object) if version is None else row.logged(entry.object, entry.seqno)
+        if cell is None or cell.value != WAITING:
+            return
+        if version is None:
+            entry.stored = STORED if cell.timestamp == entry.seqno else entry.stored
+        else:
+            entry.stored = STORED if cell.timestamp >= version else max(entry.stored, MAYBE_STORED)
+
+    def _entry(self, session: Session, key: ObjectKey, seqno: int, version: int | None) -> Outstanding:
+        """What is outstanding for this registration and kind; one of an earlier registration is replaced."""
+        name = (key, version is None)
+        entry = session.outstanding.get(name)
+        if entry is not None and entry.seqno == seqno:
+            return entry
+        if entry is not None:
+            entry.release()
+            self.outstanding_count -= 1
+        entry = session.outstanding[name] = Outstanding(key, seqno, version)
+        self.outstanding_count += 1
+        self.unacknowledged.add(session)
+        return entry
+
+    def _sent(self, session: Session, entry: Outstanding, now_s: float) -> None:
+        entry.sent_s = now_s
+        entry.pause_s = session.settings.resend_min_s
+        entry.due_s = now_s + entry.pause_s
+
+    def _notify(self, entry: Outstanding) -> Notify:
+        text = self._texts.get(entry.object)
+        if text is None:
+            if len(self._texts) >= 100_000:
+                self._texts.clear()
+            text = self._texts[entry.object] = name_to_text(name_of(entry.object))
+        return notify_of(text, entry, epoch_of(entry.object))
+
+    async def _store(self, owed: Sequence[_Owed], verdicts: list[int]) -> None:
+        """Settle in one write per client: `pending` done, together with what is still unacknowledged. Then confirm registrations."""
+        cells_of: dict[ClientId, list[Cell]] = {}
+        stored: list[Outstanding] = []
+        for one in owed:
+            entry = one.entry
+            row = self._rows.peek(one.told.client) or one.row
+            tell = one.tell and not (entry is not None and entry.acknowledged)
+            version = one.version if entry is None else entry.version
+            cells = core.settle(row, one.told, tell, version)
+            if cells:
+                cells_of.setdefault(one.told.client, []).extend(cells)
+            if entry is not None and tell:
+                entry.stored = max(entry.stored, MAYBE_STORED)
+                stored.append(entry)
+        failed = await self.write(cells_of)
+        for entry in stored:
+            entry.stored = STORED  # or as good as: the acknowledgement of a possibly stored one is written too
+            entry.release()
+        self._counters.stored += len(stored)
+        confirmed: dict[Session, list[Status]] = {}
+        for one in owed:
+            if one.told.client in failed:
+                verdicts[one.place] = UNAVAILABLE
+                continue
+            status = core.status_of(one.told)
+            if status is None:
+                continue
+            self._settled(one.told.client, one.told.object)
+            session = self._sessions.get(one.told.client)
+            if session is not None:
+                confirmed.setdefault(session, []).append(status)
+        for session, statuses in confirmed.items():
+            row_now = self._rows.peek(session.client)
+            if row_now is not None:
+                session.pending = row_now.pending_count
+            self._speak(session, status=statuses)
+
+    async def write(self, cells_of: dict[ClientId, list[Cell]]) -> set[ClientId]:
+        """Write the cells of several clients' rows; answers the clients whose write failed, and drops their cached rows."""
+        if not cells_of:
+            return set()
+        if self._settling():
+            await self._mark(client for client in cells_of if client not in self._sessions)
+        by_partition: dict[int, list[tuple[ClientId, list[Cell]]]] = {}
+        for client, cells in cells_of.items():
+            by_partition.setdefault(self._rows.key(client).partition, []).append((client, cells))
+        failures = await asyncio.gather(*(self._write_partition(group) for group in by_partition.values()))
+        return set().union(*failures)
+
+    async def _write_partition(self, group: list[tuple[ClientId, list[Cell]]]) -> set[ClientId]:
+        mutations = [
+            Mutation(self._rows.key(client), cells[start : start + CELLS_PER_WRITE_MAX])
+            for client, cells in group
+            for start in range(0, len(cells), CELLS_PER_WRITE_MAX)
+        ]
+        try:
+            await self._table.write(mutations)
+        except Unavailable as error:
+            log.warning("rows of %d clients could not be written: %s", len(group), error)
+            self._counters.failed_writes += 1
+            for client, _ in group:
+                self._rows.drop(client)
+            return {client for client, _ in group}
+        for client, cells in group:
+            self._rows.apply(client, cells)
+        return set()
+
+    def acknowledge(self, session: Session, acks: Sequence[Ack]) -> None:
+        """The application has the versions that these name. Acknowledgements are never refused for order, nor beyond what was sent."""
+        now_s = self._clock()
+        unmatched: list[tuple[ObjectKey, int, int | None]] = []
+        for ack in acks:
+            with contextlib.suppress(BadRequest):
+                key = object_key(session.application, ack.epoch, name_from_text(ack.object))
+                version = None if ack.version is None else version_from_text(ack.version)
+                if not self._acknowledge_one(session, key, int(ack.seqno), version, now_s) and session.more:
+                    unmatched.append((key, int(ack.seqno), version))
+        if not session.outstanding and not session.more:
+            self.unacknowledged.discard(session)
+        if unmatched:
+            self._spawn(self._acknowledge_stored(session, unmatched))
+
+    def _acknowledge_one(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> bool:
+        name = (key, version is None)
+        entry = session.outstanding.get(name)
+        if entry is None or entry.seqno != seqno:
+            return False
+        if version is not None and entry.version is not None and version != entry.version:
+            return True  # an earlier one: the later is still owed. A later one was never sent: nobody can have it from us.
+        del session.outstanding[name]
+        self.outstanding_count -= 1
+        entry.acknowledged = True
+        self._counters.acknowledged += 1
+        if entry.stored == NOT_STORED:
+            self._counters.acknowledged_in_time += 1
+        else:
+            self._write_acknowledged(session.client, core.acknowledge(key, seqno, version))
+        session.answered(now_s - entry.sent_s)
+        entry.release()
+        return True
+
+    async def _acknowledge_stored(self, session: Session, acks: list[tuple[ObjectKey, int, int | None]]) -> None:
+        """Acknowledgements of what is stored but not in memory: only what the row says is waiting is cleared."""
+        with contextlib.suppress(Unavailable):
+            row = await self._rows.get(session.client)
+            waiting = {(one.object, one.seqno, one.version is None): one.version for one in row.waiting()}
+            for key, seqno, version in acks:
+                stored = waiting.get((key, seqno, version is None), -1)
+                if stored != -1 and (version is None or (stored is not None and version <= stored)):
+                    self._write_acknowledged(session.client, core.acknowledge(key, seqno, version))
+
+    def _write_acknowledged(self, client: ClientId, cell: Cell) -> None:
+        """Nobody waits for this write: what is lost of it costs a duplicate. So acknowledgements of a moment go together."""
+        if not self._ack_cells:
+            self._spawn(self._flush_acknowledged())
+        self._ack_cells.setdefault(client, []).append(cell)
+
+    async def _flush_acknowledged(self) -> None:
+        await asyncio.sleep(0.005)
+        cells_of, self._ack_cells = self._ack_cells, {}
+        await self.write(cells_of)
+
+    def resume(self, session: Session, row: ClientRow) -> None:
+        """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
+        now_s = self._clock()
+        notifications: list[Notify] = []
+        session.more = False
+        for waiting in list(row.waiting()):
+            if not self._take_up(session, waiting, now_s, notifications):
+                session.more = True
+                self.unacknowledged.add(session)
+                break
+        for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
+            self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
+        self._counters.resent += len(notifications)
+
+    def _take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
+        known = session.outstanding.get((waiting.object, waiting.version is None))
+        if known is not None and known.seqno == waiting.seqno:
+            if waiting.version is not None and known.version is not None and waiting.version > known.version:
+                known.version = waiting.version
+            elif now_s - known.sent_s < _SENT_JUST_NOW_S:
+                return True
+            known.stored = STORED
+        elif len(session.outstanding) >= WAITING_IN_MEMORY_MAX or self.outstanding_count >= self._settings.outstanding_max:
+            return False
+        entry = self._entry(session, waiting.object, waiting.seqno, waiting.version)
+        entry.stored = STORED
+        self._sent(session, entry, now_s)
+        notifications.append(self._notify(entry))
+        return True
+
+    def resend_due(self) -> list[Session]:
+        """Send again what was not acknowledged in time; answers sessions for which the table holds more than memory does."""
+        now_s = self._clock()
+        drained: list[Session] = []
+        for session in list(self.unacknowledged):
+            due = [entry for entry in session.outstanding.values() if entry.due_s <= now_s]
+            for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]:
+                entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
+                entry.due_s = now_s + entry.pause_s
+                entry.sent_s = now_s
+            if due:
+                self._counters.resent += len(due)
+                self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])
+            if session.more and len(session.outstanding) < WAITING_IN_MEMORY_MAX // 2:
+                drained.append(session)
+        return drained
+
+    def forget(self, session: Session, key: ObjectKey | None = None) -> None:
+        """The session ended, or (with a key) an object was unregistered: nothing more is sent; who waits writes instead."""
+        names = list(session.outstanding) if key is None else [(key, False), (key, True)]
+        for name in names:
+            entry = session.outstanding.pop(name, None)
+            if entry is not None:
+                self.outstanding_count -= 1
+                entry.release()
+        if not session.outstanding:
+            self.unacknowledged.discard(session)

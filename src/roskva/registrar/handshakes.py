@@ -1,0 +1,144 @@
+"""Handshakes and admission: who a client is, and which of its starts may speak (Thialfi 4.1.2).
+
+Every start of a client handshakes. A grant is one durable write; it takes effect at the first message that uses it, and from then
+on earlier sessions of the same client are superseded. What a token claims is checked against the client's durable row.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from roskva.config import ApplicationSettings, Settings
+from roskva.errors import TokenElsewhere, TokenInvalid, UnknownApplication
+from roskva.model import ClientId, check_application, check_device, client_partition
+from roskva.protocol.messages import Config, Grant, Init, ServerMessage, StartAnew, encode
+from roskva.protocol.tokens import Claims, Keyring
+from roskva.registrar import core
+from roskva.registrar.cells import Created
+from roskva.registrar.row import ClientRow
+from roskva.registrar.rows import Rows
+from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.table.interface import Mutation
+from roskva.table.lanes import TableLanes
+
+
+class _Granted(NamedTuple):
+    row: ClientRow
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handshakes:
+    settings: Settings
+    table: TableLanes
+    rows: Rows
+    orders: Orders
+    keyring: Keyring
+    counters: Counters
+    owns: Callable[[int], bool]
+    epoch_of: Callable[[str], int]
+    day: Callable[[], int]
+    time_ms: Callable[[], int]
+
+    def mint(self) -> ClientId:
+        """A new client id, of a partition that this Registrar owns if it owns any, so that no other is needed."""
+        for _ in range(200):
+            client = ClientId(secrets.token_urlsafe(12))
+            if self.owns(client_partition(client, self.settings.partitions)):
+                break
+        return client
+
+    async def grant(self, channel: Channel, init: Init) -> None:
+        if isinstance(channel.session, ServerMessage) and channel.session.grant and channel.session.grant.nonce == init.nonce:
+            channel.send(encode(channel.session))  # a repeat: the same grant again
+            return
+        application = check_application(init.application)
+        device = check_device(init.device)
+        settings = self.settings.applications.get(application)
+        if settings is None:
+            raise UnknownApplication(application)
+        created = Created(application, device)
+        granted = await self._keep_id(init, created) or await self._new_id(created)
+        self.counters.handshakes += 1
+        row = granted.row
+        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, self._incarnation(row.client))
+        token = self.keyring.sign(claims)
+        reply = ServerMessage(
+            token=token,
+            summary=row.digest.summary(),
+            unsettled=row.pending_count + sum(1 for _ in row.waiting()),
+            time_ms=self.time_ms(),
+            grant=Grant(nonce=init.nonce, token=token),
+            config=self._config(application, settings),
+        )
+        if channel.session is None or isinstance(channel.session, ServerMessage):
+            channel.session = reply
+        channel.send(encode(reply))
+
+    async def _keep_id(self, init: Init, created: Created) -> _Granted | None:
+        """Go on under the prior token's id, if its row is still there and is what the token says."""
+        if not init.prior:
+            return None
+        try:
+            prior = self.keyring.verify(init.prior)
+        except TokenInvalid:
+            return None
+        async with self.orders.turn(prior.client):
+            row = await self.rows.get(prior.client, fresh=True)
+            if not core.may_keep_id(row, prior, created, self.settings.data_center, self._incarnation(prior.client)):
+                return None
+            return await self._write(row, created)
+
+    async def _new_id(self, created: Created) -> _Granted:
+        client = self.mint()
+        async with self.orders.turn(client):
+            return await self._write(ClientRow(client, epoch=self.epoch_of(created.application)), created)
+
+    async def _write(self, row: ClientRow, created: Created) -> _Granted:
+        granted = core.grant(row, created, self.day())
+        await self.table.write([Mutation(self.rows.key(row.client), granted.cells)])
+        self.rows.apply(row.client, granted.cells)
+        return _Granted(row, granted.session)
+
+    async def admit(self, channel: Channel, token: str, claims: Claims, active: int | None) -> tuple[Session, ClientRow] | None:
+        """A session speaks for the first time here, or through another channel. None: it was refused, and told why.
+
+        `active` is the session of this client that spoke last, as far as this Registrar remembers.
+        """
+        settings = self.settings.applications.get(claims.application)
+        elsewhere = claims.data_center != self.settings.data_center or claims.incarnation != self._incarnation(claims.client)
+        if settings is None or elsewhere:
+            self.start_anew(channel, token, TokenElsewhere.code, keep=settings is not None)
+            return None
+        row = await self.rows.get(claims.client, fresh=True)
+        admission = core.admit(row, claims.session, active)
+        if admission != core.Admission.WELCOME:
+            self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
+            return None
+        return Session(claims.client, claims.application, settings, token, claims.session, channel), row
+
+    def start_anew(self, channel: Channel, token: str, code: str, keep: bool) -> None:
+        self.counters.superseded += code == core.Admission.SUPERSEDED
+        self.counters.started_anew += not keep
+        channel.send(encode(ServerMessage(token=token, time_ms=self.time_ms(), start_anew=StartAnew(code=code, keep=keep))))
+
+    def _config(self, application: str, settings: ApplicationSettings) -> Config:
+        return Config(
+            heartbeat_s=settings.heartbeat_s,
+            keepalive_s=settings.keepalive_s,
+            retry_min_s=settings.retry_min_s,
+            retry_max_s=settings.retry_max_s,
+            connect_min_s=settings.connect_min_s,
+            connect_max_s=settings.connect_max_s,
+            quiet_s=settings.quiet_s,
+            operations_per_message_max=self.settings.operations_per_message_max,
+            message_bytes_max=self.settings.message_bytes_max,
+            registrations_max=self.settings.registrations_per_client_max,
+            epoch=self.epoch_of(application),
+        )
+
+    def _incarnation(self, client: ClientId) -> int:
+        return self.table.table.incarnation("registrar", client_partition(client, self.settings.partitions))

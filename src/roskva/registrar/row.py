@@ -1,0 +1,154 @@
+"""A client's row in memory: its cells, and what is derived from them step by step.
+
+The row takes cells in any order and keeps the winners, by the table's own rule, so a cache that applied every durable write equals the
+table. Derived and kept current: the digest of the registrations, what is pending, what waits for an acknowledgement. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from roskva.model import ClientId, ObjectKey, epoch_of, name_of
+from roskva.protocol.summaries import SetDigest
+from roskva.registrar.cells import (
+    CREATED,
+    LOG,
+    PENDING,
+    REG,
+    REGISTERED,
+    SEEN,
+    SEQNO,
+    UNKNOWN,
+    WAITING,
+    Created,
+    Pending,
+    log_name,
+    read_created,
+    read_log_name,
+    read_pending,
+)
+from roskva.table.interface import Cell, wins
+
+
+class Standing(NamedTuple):
+    """Where a registration stands: the seqno of the last operation on it, and whether that registered or unregistered."""
+
+    seqno: int
+    registered: bool
+
+
+class Waiting(NamedTuple):
+    """A stored notification that its client has not acknowledged."""
+
+    object: ObjectKey
+    seqno: int
+    version: int | None  # None: unknown
+
+
+class ClientRow:
+    __slots__ = ("_cells", "_pending", "_waiting", "client", "digest", "epoch")
+
+    def __init__(self, client: ClientId, cells: Iterable[Cell] = (), epoch: int = 0) -> None:
+        self.client = client
+        self.epoch = epoch  # of the application: registrations of an older one no longer count
+        self.digest = SetDigest()
+        self._cells: dict[bytes, Cell] = {}
+        self._pending: set[bytes] = set()
+        self._waiting: set[bytes] = set()
+        self.apply(cells)
+
+    def apply(self, cells: Iterable[Cell]) -> None:
+        """Take in cells that are durable. The order does not matter, nor do repeats."""
+        for cell in cells:
+            old = self._cells.get(cell.name)
+            if old is None or wins(cell, old):
+                self._cells[cell.name] = cell
+                self._derive(old, cell)
+
+    def _derive(self, old: Cell | None, new: Cell) -> None:
+        name = new.name
+        if name.startswith(REG):
+            key = ObjectKey(name[len(REG) :])
+            if epoch_of(key) != self.epoch:
+                return
+            was, now = old is not None and old.value == REGISTERED, new.value == REGISTERED
+            if now and not was:
+                self.digest.add(name_of(key))
+            elif was and not now:
+                self.digest.remove(name_of(key))
+        elif name.startswith(PENDING):
+            (self._pending.discard if read_pending(new) is None else self._pending.add)(name)
+        elif name.startswith((LOG, UNKNOWN)):
+            (self._waiting.add if new.value == WAITING else self._waiting.discard)(name)
+
+    def _live(self, name: bytes) -> Cell | None:
+        """A deleted cell is kept, since it still wins over older ones, and reads as absent."""
+        cell = self._cells.get(name)
+        return None if cell is None or cell.value is None else cell
+
+    @property
+    def created(self) -> Created | None:
+        return read_created(self._live(CREATED))
+
+    @property
+    def seqno(self) -> int:
+        cell = self._live(SEQNO)
+        return 0 if cell is None else cell.timestamp
+
+    @property
+    def seen_day(self) -> int:
+        cell = self._live(SEEN)
+        return 0 if cell is None else cell.timestamp
+
+    @property
+    def empty(self) -> bool:
+        return not any(cell.value is not None for cell in self._cells.values())
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def standing(self, key: ObjectKey) -> Standing | None:
+        cell = self._cells.get(REG + key)
+        return None if cell is None or cell.value is None else Standing(cell.timestamp, cell.value == REGISTERED)
+
+    def registered(self) -> Iterator[ObjectKey]:
+        """The registrations of the present epoch."""
+        for name, cell in self._cells.items():
+            if cell.value == REGISTERED and name.startswith(REG):
+                key = ObjectKey(name[len(REG) :])
+                if epoch_of(key) == self.epoch:
+                    yield key
+
+    def objects(self) -> Iterator[ObjectKey]:
+        """Every object that the client ever registered for, as far as the row remembers."""
+        return (ObjectKey(name[len(REG) :]) for name, cell in self._cells.items() if name.startswith(REG) and cell.value is not None)
+
+    def pending(self) -> list[tuple[ObjectKey, int, Pending]]:
+        found = []
+        for name in self._pending:
+            cell = self._cells[name]
+            pending = read_pending(cell)
+            if pending is not None:
+                found.append((ObjectKey(name[len(PENDING) :]), cell.timestamp, pending))
+        return found
+
+    def is_pending(self, key: ObjectKey, seqno: int) -> bool:
+        name = PENDING + key
+        return name in self._pending and self._cells[name].timestamp == seqno
+
+    def logged(self, key: ObjectKey, seqno: int) -> Cell | None:
+        """The notification stored for a registration, waiting or acknowledged."""
+        return self._live(log_name(key, seqno))
+
+    def unknown(self, key: ObjectKey) -> Cell | None:
+        return self._live(UNKNOWN + key)
+
+    def waiting(self) -> Iterator[Waiting]:
+        """What must be sent to the client: stored, unacknowledged, and of a registration that still stands."""
+        for stored in self._waiting:
+            cell = self._cells[stored]
+            key, seqno, unknown = read_log_name(cell)
+            if self.standing(key) == (seqno, True):
+                yield Waiting(key, seqno, None if unknown else cell.timestamp)

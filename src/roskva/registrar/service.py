@@ -1,0 +1,436 @@
+"""The Registrar as it runs in a gateway: admits sessions, orders registrations, repeats what is unfinished (Thialfi 4.1.2, 4.1.3, 4.2.2).
+
+A shell around `core`: it loads the row, calls the core, commits in one write, then sends. Operations of one client are done one after
+the other; those of different clients share their commits. Ownership is a hint: every decision rests on the client's durable row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from roskva.config import Settings
+from roskva.errors import RoskvaError, TokenInvalid, TooManyOperations, Unavailable
+from roskva.feed.interface import REGISTRATIONS, Entry
+from roskva.feed.lanes import FeedLanes
+from roskva.model import (
+    SETTLED,
+    UNAVAILABLE,
+    ClientId,
+    ObjectKey,
+    Propagation,
+    Registration,
+    client_partition,
+)
+from roskva.protocol.messages import (
+    ClientMessage,
+    ErrorReport,
+    ServerMessage,
+    StartAnew,
+    SyncRequest,
+    encode,
+)
+from roskva.protocol.tokens import Claims, Keyring
+from roskva.registrar import core
+from roskva.registrar.cells import seen_cell
+from roskva.registrar.delivery import Delivery
+from roskva.registrar.events import encode_registration
+from roskva.registrar.handshakes import Handshakes
+from roskva.registrar.members import MemberView
+from roskva.registrar.recovery import Recovery
+from roskva.registrar.row import ClientRow
+from roskva.registrar.rows import Rows
+from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.table.interface import Mutation
+from roskva.table.lanes import TableLanes
+
+log = logging.getLogger(__name__)
+
+_SYNC_HINT_S: Final = 60.0
+_ROWS_AT_A_TIME: Final = 500
+_TICK_S: Final = 0.25
+_SETTLED_AFTER_S: Final = 0.5  # after so long without a word, a client that was told of unsettled work learns that it is settled
+_SECONDS_PER_DAY: Final = 86_400
+
+
+class Registrar:
+    def __init__(
+        self,
+        settings: Settings,
+        table: TableLanes,
+        feed: FeedLanes,
+        keyring: Keyring,
+        member: str,
+        members: MemberView,
+        *,
+        epoch_of: Callable[[str], int] = lambda application: 0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._feed = feed
+        self._member = member
+        self._members = members
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self.sessions: dict[ClientId, Session] = {}
+        self.counters = Counters()
+        self._rows = Rows(table, settings.partitions, settings.rows_cached_max, clock, epoch_of)
+        self._settling_until_s = clock() + settings.settling_s
+        self._owned: frozenset[int] = frozenset()
+        self._orders = Orders()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._unsettled_told: set[Session] = set()
+        self._handshakes = Handshakes(
+            settings, table, self._rows, self._orders, keyring, self.counters, self.owns, epoch_of, self._day, self._time_ms
+        )
+        self.recovery = Recovery(settings, table, member, clock, wall_clock)
+        self.delivery = Delivery(
+            settings,
+            table,
+            self._rows,
+            self.sessions,
+            self.counters,
+            clock,
+            owns=self.owns,
+            settling=self._settling,
+            speak=self._speak,
+            mark=self.recovery.mark,
+            reissue=self._reissue,
+            settled=self.recovery.settled,
+            spawn=self._spawn,
+        )
+
+    async def start(self) -> None:
+        self.members_changed()
+        self._loop_task = asyncio.create_task(self._run(), name="registrar")
+
+    async def stop(self) -> None:
+        """Ends at once: whatever is unfinished is found again by its marks, or at session start."""
+        running = [task for task in (self._loop_task, *self._tasks) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def owns(self, partition: int) -> bool:
+        return partition in self._owned
+
+    def _settling(self) -> bool:
+        return self._clock() < self._settling_until_s
+
+    def members_changed(self) -> None:
+        """Drop what another gateway may have written meanwhile; let go of clients that have another owner now."""
+        owned = frozenset(
+            partition
+            for partition in range(self._settings.partitions)
+            if (owner := self._members.owner(partition)) is not None and owner.id == self._member
+        )
+        self._rows.drop_all()
+        self._settling_until_s = self._clock() + self._settings.settling_s
+        self.recovery.reread(owned)
+        self._owned = owned
+        for session in list(self.sessions.values()):
+            if not self.owns(client_partition(session.client, self._settings.partitions)):
+                self._leave(session)
+
+    # What comes from clients.
+
+    def receive(self, channel: Channel, message: ClientMessage, claims: Claims | None) -> None:
+        """A message of a client, with the claims of its token, whose signature the caller verified."""
+        count = len(message.register) + len(message.unregister) + len(message.acks)
+        if message.sync is not None:
+            count += len(message.sync.objects or ())
+        if count > self._settings.operations_per_message_max:
+            self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
+        elif message.init is not None:
+            self._spawn(self._guard(channel, message.token, self._handshakes.grant(channel, message.init)))
+        elif claims is None:
+            self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
+        else:
+            session = self.sessions.get(claims.client)
+            if session is not None and session.channel is channel and session.number == claims.session:
+                self._heard(session, message)
+            else:
+                self._spawn(self._guard(channel, message.token, self._enter(channel, message, claims)))
+
+    def announce(self, channel: Channel, claims: Claims, token: str) -> None:
+        """The client of this token is connected through this channel; speaking to it confirms that this is its owner."""
+        self._spawn(self._guard(channel, token, self._enter(channel, ClientMessage(token=token), claims)))
+
+    def closed(self, channel: Channel) -> None:
+        """The channel reports that its client is gone: offline at once."""
+        session = channel.session
+        if isinstance(session, Session) and session.channel is channel:
+            self._leave(session)
+        channel.session = None
+
+    async def propagate(self, propagations: list[Propagation]) -> list[int]:
+        return await self.delivery.propagate(propagations)
+
+    async def _guard(self, channel: Channel, token: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except RoskvaError as error:
+            self._refuse(channel, error, token)
+        except Exception:
+            log.exception("a client's message could not be handled")
+            self._refuse(channel, RoskvaError("The message could not be handled."), token)
+
+    def _refuse(self, channel: Channel, error: RoskvaError, token: str) -> None:
+        retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+        report = ErrorReport(code=error.code, message=str(error), transient=error.transient, retry_after_s=retry_after_s)
+        channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), error=report)))
+
+    async def _enter(self, channel: Channel, message: ClientMessage, claims: Claims) -> None:
+        """A session speaks for the first time here, or through another channel than before."""
+        async with self._orders.turn(claims.client):
+            session = self.sessions.get(claims.client)
+            if session is None or session.channel is not channel or session.number != claims.session:
+                admitted = await self._handshakes.admit(channel, message.token, claims, None if session is None else session.number)
+                if admitted is None:
+                    return
+                session = self._welcome(channel, *admitted)
+        self._heard(session, message)
+
+    def _welcome(self, channel: Channel, session: Session, row: ClientRow) -> Session:
+        known = self.sessions.get(session.client)
+        for ended in (known, channel.session):
+            if isinstance(ended, Session):
+                self._leave(ended)
+        if known is not None and known.number != session.number and known.channel is not None and known.channel is not channel:
+            self._handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
+        channel.session = session
+        self.sessions[session.client] = session
+        self._take_in(session, row)
+        if row.seen_day < self._day():
+            self._spawn(self._write_seen(session.client))
+        return session
+
+    async def _write_seen(self, client: ClientId) -> None:
+        await self.delivery.write({client: [seen_cell(self._day())]})
+
+    def _take_in(self, session: Session, row: ClientRow) -> None:
+        """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
+        session.take(row, self._clock())
+        self._spawn(self._repeat_pending(row))
+        self.delivery.resume(session, row)
+
+    def _leave(self, session: Session) -> None:
+        self.delivery.forget(session)
+        self.delivery.unacknowledged.discard(session)
+        self._unsettled_told.discard(session)
+        if self.sessions.get(session.client) is session:
+            del self.sessions[session.client]
+
+    # Messages of an admitted session.
+
+    def _heard(self, session: Session, message: ClientMessage) -> None:
+        now_s = session.heard_s = self._clock()
+        if message.acks:
+            self.delivery.acknowledge(session, message.acks)
+        if message.register or message.unregister or message.sync is not None:
+            self._spawn(self._guarded_operation(session, message))
+            return
+        differ = message.summary is not None and message.summary != session.summary
+        if differ and session.pending == 0 and now_s - session.hinted_s >= _SYNC_HINT_S:
+            session.hinted_s = now_s
+            self.counters.sync_requests += 1
+            self._speak(session, sync_request=SyncRequest())
+        elif not message.acks:
+            self._speak(session)
+        if now_s - session.read_s >= session.settings.heartbeat_s:
+            session.read_s = now_s
+            self._spawn(self._reread(session))
+
+    async def _guarded_operation(self, session: Session, message: ClientMessage) -> None:
+        channel = session.channel
+        if channel is not None:
+            await self._guard(channel, session.token, self._operate(session, message))
+
+    async def _operate(self, session: Session, message: ClientMessage) -> None:
+        async with self._orders.turn(session.client):
+            row = await self._rows.get(session.client, fresh=self._settling())
+            limit = self._settings.registrations_per_client_max
+            if message.register or message.unregister:
+                decision = core.operate(row, session.number, session.operations, message.register, message.unregister, limit)
+                await self._carry_out(session, row, decision)
+            if message.sync is not None:
+                row = await self._rows.get(session.client)
+                decision = core.sync(row, session.number, session.operations, message.sync, limit)
+                await self._carry_out(session, row, decision)
+
+    async def _carry_out(self, session: Session, row: ClientRow, decision: core.Decision) -> None:
+        """The caller's duties of `core`, in their order: mark, write, append, answer."""
+        client = session.client
+        if decision.events:
+            await self.recovery.mark([client])
+        for cells in decision.writes:
+            try:
+                await self._table.write([Mutation(self._rows.key(client), cells)])
+            except Unavailable:
+                self.counters.failed_writes += 1
+                self._rows.drop(client)
+                raise
+            self._rows.apply(client, cells)
+        if decision.writes:
+            # While members settle another owner may have written too: only what the table says counts.
+            row = await self._rows.get(client, fresh=self._settling())
+        for event in decision.events:
+            if not event.registered:
+                self.delivery.forget(session, event.object)
+        self.counters.registrations += len(decision.events)
+        session.take(row, session.read_s)
+        await self._append(decision.events)
+        if decision.statuses or decision.sync_request is not None or not decision.events:
+            self._speak(session, status=decision.statuses, sync_request=decision.sync_request)
+
+    async def _append(self, events: list[Registration]) -> None:
+        """Tell the Matcher, through the feed. What cannot be appended now stays pending, and is repeated."""
+        if not events:
+            return
+        self.recovery.appended(events)
+        entries = [Entry(event.object, encode_registration(event)) for event in events]
+        try:
+            await self._feed.append(REGISTRATIONS, entries)
+        except Unavailable as error:
+            log.warning("%d registrations wait for the feed: %s", len(events), error)
+            self.recovery.not_appended(events)
+
+    async def _repeat_pending(self, row: ClientRow) -> None:
+        """Whoever reads a client's row also repeats its pending cells, those aside that were appended a moment ago."""
+        events = [
+            core.event_of(row, key, seqno, standing.registered, pending)
+            for key, seqno, pending in row.pending()
+            if (standing := row.standing(key)) is not None and standing.seqno == seqno
+        ]
+        events = self.recovery.due(row, events)
+        self.counters.pending_repeated += len(events)
+        await self._append(events)
+
+    async def _reissue(self, client: ClientId, key: ObjectKey, above: int) -> int:
+        """Repair one registration whose row lost something. Durable when this returns SETTLED."""
+        try:
+            async with self._orders.turn(client):
+                row = await self._rows.get(client, fresh=True)
+                decision = core.reissue(row, key, above)
+                await self.recovery.mark([client])
+                await self._table.write([Mutation(self._rows.key(client), cells) for cells in decision.writes])
+                for cells in decision.writes:
+                    self._rows.apply(client, cells)
+        except Unavailable:
+            self._rows.drop(client)
+            return UNAVAILABLE
+        self.counters.reissued += 1
+        await self._append(decision.events)
+        return SETTLED
+
+    async def _reread(self, session: Session) -> None:
+        with contextlib.suppress(Unavailable):
+            row = await self._rows.get(session.client, fresh=True)
+            if self.sessions.get(session.client) is not session:
+                return
+            if row.created is None and session.channel is not None:
+                self._handshakes.start_anew(session.channel, session.token, core.Admission.GONE, keep=False)
+                self._leave(session)
+                return
+            self._take_in(session, row)
+
+    # What goes to clients.
+
+    def _speak(self, session: Session, **what: Any) -> None:
+        channel = session.channel
+        if channel is None:
+            return
+        unsettled = session.unsettled
+        if unsettled and not session.told_unsettled:
+            self._unsettled_told.add(session)
+        session.told_unsettled = unsettled
+        session.sent_s = self._clock()
+        message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)
+        channel.send(encode(message))
+
+    # What happens by itself.
+
+    async def _run(self) -> None:
+        next_second_s = next_scan_s = next_marks_s = self._clock()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                now_s = self._clock()
+                for session in self.delivery.resend_due():
+                    self._spawn(self._reread(session))
+                self._tell_settled(now_s)
+                if now_s >= next_second_s:
+                    next_second_s = now_s + 1.0
+                    self._keep_alive(now_s)
+                    self._rows.evict_idle(self._settings.row_idle_s)
+                if now_s >= next_marks_s:
+                    next_marks_s = now_s + self._settings.mark_poll_s
+                    await self._follow_marks()
+                if now_s >= next_scan_s:
+                    next_scan_s = now_s + self._settings.scan_s
+                    await self._scan()
+            except Unavailable as error:
+                log.warning("background work is delayed: %s", error)
+            except Exception:
+                log.exception("background work failed; it goes on")
+
+    def _tell_settled(self, now_s: float) -> None:
+        for session in list(self._unsettled_told):
+            if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
+                self._unsettled_told.discard(session)
+                self._speak(session)
+
+    def _keep_alive(self, now_s: float) -> None:
+        for session in list(self.sessions.values()):
+            if now_s - session.heard_s > session.settings.offline_s:
+                channel = session.channel
+                self._leave(session)
+                if channel is not None:
+                    channel.close("offline")
+            elif now_s - session.sent_s >= session.settings.keepalive_s:
+                self._speak(session)
+
+    async def _follow_marks(self) -> None:
+        """Work that a Matcher task, or an owner before this one, left for clients of ours; and registrations that are overdue."""
+        await self._look_at([*await self.recovery.newly_marked(), *self.recovery.overdue()])
+
+    async def _scan(self) -> None:
+        """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
+        await self._look_at([client for client, session in self.sessions.items() if session.unsettled])
+        await self.recovery.refresh()
+
+    async def _look_at(self, clients: list[ClientId]) -> None:
+        for start in range(0, len(clients), _ROWS_AT_A_TIME):
+            rows, _ = await self._rows.get_many(clients[start : start + _ROWS_AT_A_TIME], fresh=True)
+            for client, row in rows.items():
+                session = self.sessions.get(client)
+                if session is None:
+                    await self._repeat_pending(row)
+                else:
+                    self._take_in(session, row)
+
+    # Small things.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _day(self) -> int:
+        return int(self._wall_clock() // _SECONDS_PER_DAY)
+
+    def _time_ms(self) -> int:
+        return int(self._wall_clock() * 1000)
+
+
+def unverified(channel: Channel, token: str, error: TokenInvalid, time_ms: int) -> None:
+    """Answer a message whose token is not one of this service: start anew."""
+    refusal = StartAnew(code=error.code, keep=False, message=str(error))
+    channel.send(encode(ServerMessage(token=token[:512], time_ms=time_ms, start_anew=refusal)))

@@ -1,0 +1,202 @@
+"""What a Registrar keeps in memory of clients that are online: sessions, and notifications until they are acknowledged.
+
+All of it may be dropped at any moment: the table has whatever is needed to go on. Kept small, since there are many of them: no task, no
+timer and no lock per session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, fields
+from typing import Final, Protocol
+
+from roskva.config import ApplicationSettings
+from roskva.errors import Overloaded
+from roskva.model import ClientId, ObjectKey
+from roskva.protocol.messages import Notify, Summary
+from roskva.registrar.core import Operations
+from roskva.registrar.row import ClientRow
+
+_WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
+NOT_STORED: Final = 0
+MAYBE_STORED: Final = 1  # a write is on its way or failed: an acknowledgement must be written too
+STORED: Final = 2
+
+
+class Channel(Protocol):
+    """A way to one client: a connection here, or one that another gateway holds."""
+
+    session: object | None  # the Registrar's own note on the channel
+
+    def send(self, data: bytes) -> None:
+        """Never blocks, never raises. What a closed channel is given is dropped; a full buffer closes it."""
+        ...
+
+    def close(self, code: str) -> None: ...
+
+
+class Wave:
+    """One propagation call's wait for acknowledgements: over when all have answered, or at its time limit."""
+
+    __slots__ = ("_done", "_remaining")
+
+    def __init__(self) -> None:
+        self._remaining = 0
+        self._done: asyncio.Future[None] | None = None
+
+    def join(self) -> None:
+        self._remaining += 1
+
+    def answered(self) -> None:
+        self._remaining -= 1
+        if self._remaining == 0:
+            self._over()
+
+    def _over(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    async def wait(self, limit_s: float) -> None:
+        if self._remaining == 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        timer = loop.call_later(limit_s, self._over)
+        try:
+            await self._done
+        finally:
+            timer.cancel()
+
+
+class Outstanding:
+    """A notification that an online client has not acknowledged: at most one per object and kind."""
+
+    __slots__ = ("acknowledged", "due_s", "object", "pause_s", "sent_s", "seqno", "stored", "version", "waves")
+
+    def __init__(self, key: ObjectKey, seqno: int, version: int | None) -> None:
+        self.object = key
+        self.seqno = seqno
+        self.version = version  # None: unknown. The highest sent or stored for this registration.
+        self.sent_s = -1e9
+        self.due_s = 0.0  # when to send it again
+        self.pause_s = 0.0
+        self.stored = NOT_STORED
+        self.acknowledged = False
+        self.waves: list[Wave] = []
+
+    def release(self) -> None:
+        """Nobody needs to wait for this one any longer: acknowledged, gone, or its client is offline."""
+        for wave in self.waves:
+            wave.answered()
+        self.waves = []
+
+
+class Session:
+    """One start of a client that is online here."""
+
+    __slots__ = (
+        "answer_ms",
+        "application",
+        "channel",
+        "client",
+        "heard_s",
+        "hinted_s",
+        "more",
+        "number",
+        "operations",
+        "outstanding",
+        "pending",
+        "read_s",
+        "sent_s",
+        "settings",
+        "summary",
+        "token",
+        "told_unsettled",
+    )
+
+    def __init__(
+        self, client: ClientId, application: str, settings: ApplicationSettings, token: str, number: int, channel: Channel
+    ) -> None:
+        self.client = client
+        self.application = application
+        self.settings = settings
+        self.token = token
+        self.number = number
+        self.channel: Channel | None = channel
+        self.heard_s = self.sent_s = self.read_s = 0.0
+        self.hinted_s = -1e9  # when a sync was last asked for
+        self.summary: Summary | None = None
+        self.pending = 0
+        self.told_unsettled = 0
+        self.answer_ms = 0.0  # how long this client usually takes to acknowledge
+        self.more = False  # the table holds more unacknowledged notifications than are in memory
+        self.operations = Operations()
+        self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
+
+    @property
+    def unsettled(self) -> int:
+        return self.pending + len(self.outstanding) + self.more
+
+    def take(self, row: ClientRow, now_s: float) -> None:
+        """Remember what every message tells of the row, so that the row itself need not stay in memory."""
+        summary = row.digest.summary()
+        if self.summary != summary:
+            self.summary = summary
+        self.pending = row.pending_count
+        self.read_s = now_s
+
+    def answered(self, took_s: float) -> None:
+        # A second at most counts: a client that was away for long is not slow for long.
+        self.answer_ms += 0.2 * (min(took_s, 1.0) * 1000.0 - self.answer_ms)
+
+
+class Orders:
+    """Messages of one client are handled one after the other; too many of them waiting are refused."""
+
+    def __init__(self) -> None:
+        self._turns: dict[ClientId, tuple[asyncio.Lock, list[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, client: ClientId) -> AsyncIterator[None]:
+        lock, users = self._turns.setdefault(client, (asyncio.Lock(), []))
+        if len(users) >= _WAITING_PER_CLIENT_MAX:
+            raise Overloaded("Too many messages of this client are waiting.")
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._turns[client]
+
+
+def notify_of(text: str, entry: Outstanding, epoch: int) -> Notify:
+    version = None if entry.version is None else str(entry.version)
+    return Notify(object=text, seqno=str(entry.seqno), version=version, epoch=epoch)
+
+
+@dataclass(slots=True)
+class Counters:
+    """The milestones of notifications and registrations at this Registrar, counted since it started."""
+
+    handshakes: int = 0
+    registrations: int = 0
+    propagated: int = 0  # tuples that came from the Matcher
+    sent: int = 0
+    resent: int = 0
+    acknowledged: int = 0
+    acknowledged_in_time: int = 0  # before they had to be written
+    stored: int = 0
+    void: int = 0
+    reissued: int = 0
+    pending_repeated: int = 0
+    superseded: int = 0
+    started_anew: int = 0
+    failed_writes: int = 0
+    sync_requests: int = 0
+
+    def items(self) -> list[tuple[str, int]]:
+        return [(one.name, getattr(self, one.name)) for one in fields(self)]

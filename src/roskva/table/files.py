@@ -1,0 +1,328 @@
+"""One partition in one SQLite file: opened only as the manifest names it, checked after every write. For both SQLite engines.
+
+A file is named by its incarnation (registrar-0.1731628800123.db), so that connections to a lost one, when they close and tidy
+up their `-wal` and `-shm` by name, can never touch its successor. A write counts only if the paths of all three files, their
+inodes and the manifest's incarnation still match after the commit returned: deleting only the `-wal` under open connections
+would otherwise give two writers separate logs. Connections are pooled per process; none is carried over a fork, and no
+transaction is open while anything else is waited for. Must not import asyncio or Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from roskva.errors import PartitionLost, PartitionUnavailable
+from roskva.table.manifest import Address, Manifest, PartitionRecord, _of_the_parent, sync_directory
+
+BUSY_S: Final = 0.2  # a partition that is busy for so long is unavailable
+RETRY_S: Final = 0.0005  # SQLite's own back-off sleeps up to 100 ms and starves a writer beside a busy one
+CHECK_S: Final = 1.0  # how old the check of path, inode and incarnation may be for a read
+
+_META: Final = "CREATE TABLE meta (deployment TEXT NOT NULL, incarnation INTEGER NOT NULL, created_ms INTEGER NOT NULL);"
+
+T = TypeVar("T")
+Identity = tuple[int, int, int, int]  # device, and the inodes of the file, its -wal and its -shm
+
+
+class _Handle:
+    """An open connection and what it must still find at its path."""
+
+    __slots__ = ("checked_s", "connection", "identity", "incarnation", "path", "size")
+
+    def __init__(self, connection: sqlite3.Connection, path: str, incarnation: int, identity: Identity, size: int) -> None:
+        self.connection = connection
+        self.path = path
+        self.incarnation = incarnation
+        self.identity = identity
+        self.size = size
+        self.checked_s = time.monotonic()
+
+
+class PartitionFile:
+    """The file of one partition, in whatever incarnation the manifest names. Safe from several threads."""
+
+    _pid: int
+    _idle: list[_Handle]
+    _generation: int  # grows when open connections must not come back to the pool
+    _turn: threading.Lock
+
+    def __init__(self, manifest: Manifest, address: Address, directory: Path, tables: str) -> None:
+        self.address = address
+        self._manifest = manifest
+        self._directory = directory
+        self._tables = tables
+        self._reset()
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work`, which only reads. What it sees may be of a file that was lost up to CHECK_S ago."""
+        handle = self._borrow(CHECK_S)
+        generation = self._generation
+        try:
+            result = _patiently(lambda: work(handle.connection))
+        except sqlite3.Error as error:
+            raise self._failed(handle, error) from error
+        except BaseException:
+            _close(handle)
+            raise
+        self._give_back(handle, generation)
+        return result
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in one transaction. Returning means: durable, in the file that counts."""
+        if not self._turn.acquire(timeout=BUSY_S):
+            raise PartitionUnavailable(f"{self.address} is busy.", str(self.address))
+        try:
+            # Writers check after the commit; an old check beforehand only spares work that could not count.
+            handle = self._borrow(CHECK_S)
+            generation = self._generation
+            try:
+                _patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
+                result = work(handle.connection)
+                handle.connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._failed(handle, error) from error
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    handle.connection.execute("ROLLBACK")
+                self._give_back(handle, generation)
+                raise
+        finally:
+            self._turn.release()
+        self._confirm(handle)
+        self._give_back(handle, generation)
+        return result
+
+    def incarnation(self, age_s: float = 0.0) -> int:
+        """The incarnation that is open here and named by the manifest, checked up to `age_s` seconds ago."""
+        for attempt in (1, 2):
+            try:
+                handle = self._borrow(age_s)
+            except PartitionLost:
+                if attempt == 2:
+                    raise
+                continue  # the loss is recorded: the next attempt opens its successor
+            self._give_back(handle, self._generation)
+            return handle.incarnation
+        raise AssertionError
+
+    def path(self) -> Path:
+        """Where the present incarnation's file is."""
+        return self._path_of(self._manifest.snapshot().records[self.address])
+
+    def close(self) -> None:
+        self._generation += 1
+        idle, self._idle = self._idle, []
+        if self._pid != os.getpid():
+            _of_the_parent.extend(idle)
+            return
+        for handle in idle:
+            _close(handle)
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._idle = []
+        self._generation = 0
+        self._turn = threading.Lock()
+
+    def _borrow(self, age_s: float) -> _Handle:
+        if self._pid != os.getpid():
+            _of_the_parent.extend(self._idle)
+            self._reset()
+        try:
+            handle = self._idle.pop()
+        except IndexError:
+            return self._open()
+        if time.monotonic() - handle.checked_s >= age_s:
+            self._confirm(handle)
+        return handle
+
+    def _give_back(self, handle: _Handle, generation: int) -> None:
+        if generation == self._generation:
+            self._idle.append(handle)
+        else:
+            _close(handle)
+
+    def _confirm(self, handle: _Handle) -> None:
+        """Is what this connection has open still what lies at the path, and what the manifest names?"""
+        try:
+            record = self._manifest.snapshot().records.get(self.address)
+        except BaseException:
+            _close(handle)
+            raise
+        found = _look(handle.path)
+        if record is None or record.incarnation != handle.incarnation:
+            _close(handle)
+            raise self._lost(handle.incarnation, "was recorded as lost")
+        if found is None or found[0] != handle.identity or found[1] < handle.size:
+            _close(handle)
+            raise self._lost(handle.incarnation, "was deleted or replaced")
+        handle.size = found[1]
+        handle.checked_s = time.monotonic()
+
+    def _failed(self, handle: _Handle, error: sqlite3.Error) -> PartitionUnavailable:
+        """What an error of SQLite means for the caller. The connection is not used again, but for a busy one."""
+        generation = self._generation
+        with suppress(sqlite3.Error):
+            if handle.connection.in_transaction:
+                handle.connection.execute("ROLLBACK")
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            self._give_back(handle, generation)
+            return PartitionUnavailable(f"{self.address} is busy.", str(self.address))
+        if _means_lost(error):
+            _close(handle)
+            return self._lost(handle.incarnation, f"is damaged ({error})")
+        try:
+            self._confirm(handle)
+        except PartitionUnavailable as unavailable:
+            return unavailable
+        _close(handle)
+        return PartitionUnavailable(f"{self.address} cannot be used: {error}.", str(self.address))
+
+    def _lost(self, seen_incarnation: int, why: str) -> PartitionLost:
+        """Record the loss, unless someone has; the next call opens the successor."""
+        self.close()
+        self._manifest.record_lost(*self.address, seen_incarnation)
+        return PartitionLost(f"{self.address} {why}: it begins anew, and what it held is repaired.", str(self.address))
+
+    def _path_of(self, record: PartitionRecord) -> Path:
+        return self._directory / f"{self.address.name}-{self.address.partition}.{record.incarnation}.db"
+
+    def _open(self) -> _Handle:
+        for _ in range(3):
+            snapshot = self._manifest.snapshot()
+            record = snapshot.records.get(self.address)
+            if record is None:  # the manifest itself began anew
+                self._manifest.ensure(self.address.kind, [self.address.name], self.address.partition + 1)
+            elif not record.created:
+                self._create(snapshot.deployment, record)
+            else:
+                return self._open_created(snapshot.deployment, record)
+        raise PartitionUnavailable(f"{self.address} is lost over and over.", str(self.address))
+
+    def _open_created(self, deployment: str, record: PartitionRecord) -> _Handle:
+        path = str(self._path_of(record))
+        before = _inode(path)
+        if before is None or _log_was_deleted(path):
+            raise self._lost(record.incarnation, "was deleted")
+        connection: sqlite3.Connection | None = None
+        try:
+            uri = f"{Path(path).absolute().as_uri()}?mode=rw"
+            connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA journal_size_limit=67108864")
+            meta = connection.execute("SELECT deployment, incarnation FROM meta").fetchall()
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
+            if _means_lost(error) or _inode(path) != before:
+                raise self._lost(record.incarnation, f"is damaged ({error})") from error
+            raise PartitionUnavailable(f"{self.address} cannot be opened: {error}.", str(self.address)) from error
+        found = _look(path)
+        if meta != [(deployment, record.incarnation)] or found is None or found[0][1] != before:
+            connection.close()
+            raise self._lost(record.incarnation, "was replaced")
+        connection.execute("PRAGMA busy_timeout=0")  # from here on we wait ourselves, see RETRY_S
+        return _Handle(connection, path, record.incarnation, found[0], found[1])
+
+    def _create(self, deployment: str, record: PartitionRecord) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._path_of(record)
+        fresh = path.with_name(f"{path.name}.new-{os.getpid()}-{threading.get_ident()}")
+        try:
+            connection = sqlite3.connect(fresh, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.executescript(f"BEGIN; {_META} {self._tables} COMMIT;")
+                meta = (deployment, record.incarnation, time.time_ns() // 1_000_000)
+                connection.execute("INSERT INTO meta VALUES (?, ?, ?)", meta)
+            finally:
+                connection.close()
+            self._manifest.create(self.address, record.incarnation, lambda: self._place(fresh, path))
+        except (sqlite3.Error, OSError) as error:
+            raise PartitionUnavailable(f"{self.address} cannot be created: {error}.", str(self.address)) from error
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def _place(self, fresh: Path, path: Path) -> None:
+        """Put earlier incarnations aside, of each partition the last one, and the new file in its place."""
+        aside = self._directory / "lost"
+        prefix = f"{self.address.name}-{self.address.partition}."
+        stale = [name for name in os.listdir(self._directory) if name.startswith(prefix) and name != fresh.name]
+        if any(name.endswith(".db") for name in stale):
+            aside.mkdir(exist_ok=True)
+            for name in os.listdir(aside):
+                if name.startswith(prefix):
+                    (aside / name).unlink(missing_ok=True)
+        for name in stale:
+            with suppress(FileNotFoundError):
+                if ".new-" in name or not aside.is_dir():
+                    os.unlink(self._directory / name)
+                else:
+                    os.replace(self._directory / name, aside / name)
+        os.replace(fresh, path)
+        sync_directory(self._directory)
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """Try for BUSY_S while another connection holds the lock."""
+    deadline_s = 0.0
+    while True:
+        try:
+            return work()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            deadline_s = deadline_s or time.monotonic() + BUSY_S
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(RETRY_S)
+
+
+def _close(handle: _Handle) -> None:
+    with suppress(sqlite3.Error):
+        handle.connection.close()
+
+
+def _means_lost(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0)
+    return (
+        code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        or code in (sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_READONLY_DBMOVED)
+        or "no such table" in str(error)  # our own statements are fixed: the file was emptied
+    )
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _look(path: str) -> tuple[Identity, int] | None:
+    """What lies at the path now, and the size of the file itself, which never shrinks. None if any of the three is missing.
+
+    While a connection is open its inodes are not given to other files, so equal inodes mean the same files.
+    """
+    try:
+        status = os.stat(path)
+        return (status.st_dev, status.st_ino, os.stat(path + "-wal").st_ino, os.stat(path + "-shm").st_ino), status.st_size
+    except FileNotFoundError:
+        return None
+
+
+def _log_was_deleted(path: str) -> bool:
+    """A `-shm` without a `-wal`: SQLite itself removes them in the other order, so somebody else did."""
+    for attempt in (1, 2, 3):
+        if _inode(path + "-wal") is not None or _inode(path + "-shm") is None:
+            return False
+        time.sleep(0.002 * attempt)  # the last connection may just be closing
+    return True

@@ -1,0 +1,218 @@
+"""Lanes: the asyncio front end of a blocking table, with group commit off the event loop.
+
+Theory of operation. A lane is one thread per table and partition. Calls gather on the event loop; at the end of the loop's
+turn, if the lane is idle, everything that gathered goes to its thread as one batch: one transaction, one fsync. What comes
+while it works goes together in the next. So the disk's speed sets the size of the batches, a lone call waits for nobody, and
+the loop is interrupted once per batch. Reads have threads of their own and never wait behind an fsync. Knows only the contract
+of `Table`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
+
+from roskva.errors import Overloaded, Unavailable
+from roskva.table.interface import Mutation, Row, RowKey, Table, check_mutation
+
+QUEUED_CELLS_MAX: Final = 50_000  # of one lane, in the queue and under way; a call that comes at the limit is refused
+BATCH_CELLS_MAX: Final = 2_000  # of one transaction, a larger single call aside
+QUEUED_READS_MAX: Final = 50_000
+BATCH_ROWS_MAX: Final = 1_024
+READERS: Final = 2
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Lane(Generic[Item, Result]):
+    """Does in one go what was asked for while it was busy. Belongs to the event loop it was made on.
+
+    `work` runs in a thread: it takes the items of a batch and answers, for each in order, a result or the exception that its
+    caller shall get. It must not raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[list[Item]], list[Result | Exception]],
+        batch_max: int,
+        queue_max: int,
+        threads: int = 1,
+    ) -> None:
+        self._name = name
+        self._work = work
+        self._batch_max = batch_max
+        self._queue_max = queue_max
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[Item, int, asyncio.Future[Result]]] = []
+        self._weight = 0
+        self._idle = threads
+        self._flush_is_due = False
+        self._closed = False
+        self._emptied: asyncio.Future[None] | None = None
+        self._batches: SimpleQueue[list[tuple[Item, int, asyncio.Future[Result]]] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name=f"lane {name}", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def full(self) -> bool:
+        return self._weight >= self._queue_max
+
+    def submit(self, item: Item, weight: int) -> asyncio.Future[Result]:
+        if self._closed:
+            raise Unavailable("The service is stopping.")
+        if self._weight >= self._queue_max:
+            raise Overloaded(f"{self._name} has {self._weight:,} operations waiting, which is the limit.")
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._waiting.append((item, weight, future))
+        self._weight += weight
+        if self._idle and not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    async def close(self) -> None:
+        """Finish what was submitted, then end the threads."""
+        self._closed = True
+        if self._weight or self._waiting:
+            self._emptied = self._loop.create_future()
+            await self._emptied
+        for _ in self._threads:
+            self._batches.put(None)
+        for thread in self._threads:
+            await self._loop.run_in_executor(None, thread.join)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        while self._idle and self._waiting:
+            total = count = 0
+            for _, weight, _ in self._waiting:
+                if count and total + weight > self._batch_max:
+                    break
+                total += weight
+                count += 1
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
+            self._idle -= 1
+            self._batches.put(batch)
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            try:
+                outcomes = self._work([item for item, _, _ in batch])
+            except Exception as error:  # a defect of `work`; its callers must hear of it all the same
+                outcomes = [error] * len(batch)
+            try:
+                self._loop.call_soon_threadsafe(self._done, batch, outcomes)
+            except RuntimeError:  # the loop was closed without us
+                return
+
+    def _done(self, batch: list[tuple[Item, int, asyncio.Future[Result]]], outcomes: list[Result | Exception]) -> None:
+        self._idle += 1
+        for (_, weight, future), outcome in zip(batch, outcomes, strict=True):
+            self._weight -= weight
+            if future.done():
+                continue  # its caller was cancelled
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        self._flush()
+        if self._emptied is not None and not self._waiting and not self._weight and not self._emptied.done():
+            self._emptied.set_result(None)
+
+
+async def all_of(futures: Sequence[asyncio.Future[Result]]) -> list[Result]:
+    """The results of all, when the last is there; else the first exception, when nothing is under way any more."""
+    try:
+        if len(futures) > 1:
+            await asyncio.wait(futures)
+        return [await future for future in futures]
+    finally:
+        for future in futures:
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen: one exception is enough for the caller
+
+
+class TableLanes:
+    """Writes and reads of a blocking `Table` for an event loop. Make it inside the running loop."""
+
+    def __init__(self, table: Table, partitions: int) -> None:
+        self.table = table
+        self.partitions = partitions
+        self._writers: dict[tuple[str, int], Lane[Sequence[Mutation], None]] = {}
+        self._reader: Lane[tuple[Sequence[RowKey], bytes, int | None], dict[RowKey, Row]] = Lane(
+            "reads of the table", self._read_batch, BATCH_ROWS_MAX, QUEUED_READS_MAX, READERS
+        )
+
+    async def write(self, mutations: Sequence[Mutation]) -> None:
+        """Like `Table.write`. An exception reaches exactly the callers whose mutations were in the partition that failed."""
+        if not mutations:
+            return
+        for mutation in mutations:
+            check_mutation(mutation)  # here, so that a wrong one harms nobody else's batch
+        place = mutations[0].row[:2]
+        if all(mutation.row[:2] == place for mutation in mutations):
+            await self._writer(place).submit(mutations, _weight(mutations))
+            return
+        groups: dict[tuple[str, int], list[Mutation]] = {}
+        for mutation in mutations:
+            groups.setdefault(mutation.row[:2], []).append(mutation)
+        lanes = [(self._writer(place), group) for place, group in groups.items()]
+        if any(lane.full for lane, _ in lanes):  # all or nothing: the caller will come again with all
+            raise Overloaded("A partition of the table has as many writes waiting as allowed.")
+        await all_of([lane.submit(group, _weight(group)) for lane, group in lanes])
+
+    async def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
+        """Like `Table.read`."""
+        if not rows:
+            return {}
+        return await self._reader.submit((rows, prefix, limit), len(rows))
+
+    async def close(self) -> None:
+        """Finish what was asked for. The table itself stays open."""
+        await asyncio.gather(self._reader.close(), *(lane.close() for lane in self._writers.values()))
+
+    def _writer(self, place: tuple[str, int]) -> Lane[Sequence[Mutation], None]:
+        lane = self._writers.get(place)
+        if lane is None:
+            lane = self._writers[place] = Lane(f"{place[0]}-{place[1]}", self._write_batch, BATCH_CELLS_MAX, QUEUED_CELLS_MAX)
+        return lane
+
+    def _write_batch(self, calls: list[Sequence[Mutation]]) -> list[Exception | None]:
+        try:
+            self.table.write([mutation for mutations in calls for mutation in mutations])
+        except Unavailable as error:
+            return [error] * len(calls)
+        except Exception as error:
+            if len(calls) == 1:
+                return [error]
+            # One call was wrong in a way that the checks did not see: find out whose.
+            return [self._write_batch([mutations])[0] for mutations in calls]
+        return [None] * len(calls)
+
+    def _read_batch(self, calls: list[tuple[Sequence[RowKey], bytes, int | None]]) -> list[dict[RowKey, Row] | Exception]:
+        outcomes: list[dict[RowKey, Row] | Exception] = [{}] * len(calls)
+        groups: dict[tuple[bytes, int | None], list[int]] = {}
+        for index, (_, prefix, limit) in enumerate(calls):
+            groups.setdefault((prefix, limit), []).append(index)
+        for (prefix, limit), indexes in groups.items():
+            try:
+                found = self.table.read([row for index in indexes for row in calls[index][0]], prefix, limit)
+            except Exception as error:
+                if len(calls) == 1:
+                    return [error]
+                for index in indexes:
+                    outcomes[index] = self._read_batch([calls[index]])[0]
+            else:
+                for index in indexes:
+                    outcomes[index] = {row: found[row] for row in calls[index][0]}
+        return outcomes
+
+
+def _weight(mutations: Sequence[Mutation]) -> int:
+    return sum(len(mutation.cells) for mutation in mutations) or 1

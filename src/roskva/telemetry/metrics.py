@@ -1,0 +1,147 @@
+"""The numbers of one gateway: what happens at its ports, and the milestones of notifications that its Registrar counts.
+
+Everything is a plain integer in a slot: an event costs one addition. prometheus-client reads them only when somebody asks
+(`Collector`), since its own counters take a lock per event. Used by one thread, the event loop's; reading from another is
+harmless.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Numbers = Callable[[], Iterable[tuple[str, int]]]
+
+MILLISECONDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0)
+_COUNTER: Final = "counter"
+_GAUGE: Final = "gauge"
+_HISTOGRAM: Final = "histogram"
+
+
+class Histogram:
+    """Counts of values by upper bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = MILLISECONDS) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as prometheus wants them."""
+        running = 0
+        result: list[tuple[str, float]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            result.append(("+Inf" if bound == float("inf") else f"{bound:g}", running))
+        return result
+
+
+def _counter(metric: str, about: str, **labels: str) -> Any:
+    return field(default=0, metadata={"kind": _COUNTER, "metric": metric, "about": about, "labels": labels})
+
+
+def _gauge(metric: str, about: str) -> Any:
+    return field(default=0, metadata={"kind": _GAUGE, "metric": metric, "about": about, "labels": {}})
+
+
+def _histogram(metric: str, about: str) -> Any:
+    return field(default_factory=Histogram, metadata={"kind": _HISTOGRAM, "metric": metric, "about": about, "labels": {}})
+
+
+def _update(milestone: str) -> Any:
+    return _counter(
+        "roskva_updates", "Published updates, by the milestone that they reached at this gateway.", milestone=milestone
+    )
+
+
+def _message(way: str) -> Any:
+    return _counter("roskva_messages", "Messages on client connections, by what happened to them.", way=way)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """All numbers of one gateway. Add to them directly: `metrics.notifications_sent += 1`."""
+
+    publish_requests: int = _counter("roskva_publish_requests", "Publish requests.")
+    updates_accepted: int = _update("accepted")  # valid, on the way to the feed
+    updates_appended: int = _update("appended")  # durable in the feed
+    updates_refused: int = _update("refused")  # invalid
+    updates_unavailable: int = _update("unavailable")  # the feed was full or failing
+
+    tokens_refused: int = _counter("roskva_tokens_refused", "Messages whose token did not verify.")
+
+    messages_received: int = _message("received")
+    messages_sent: int = _message("sent")
+    messages_malformed: int = _message("malformed")
+    messages_forwarded: int = _message("forwarded")  # to the owner's gateway
+    messages_delivered: int = _message("delivered")  # from the owner's gateway
+    messages_dropped: int = _message("dropped")  # the connection or link was full
+    messages_unroutable: int = _message("unroutable")  # no owner, or no link to it
+
+    connections_opened: int = _counter("roskva_connections_opened", "Client connections accepted.")
+    connections_refused: int = _counter("roskva_connections_refused", "Connections refused at the limit, or for their form.")
+    slow_consumers: int = _counter("roskva_slow_consumers", "Connections closed because they did not take what was sent.")
+    members_changes: int = _counter("roskva_members_changes", "Changes of the set of living members seen by this gateway.")
+    propagate_calls: int = _counter("roskva_propagate_calls", "Calls from the pipeline's tasks.")
+
+    connections: int = _gauge("roskva_connections", "Client connections now.")
+    partitions_owned: int = _gauge("roskva_partitions_owned", "Partitions of clients that this gateway owns.")
+    members: int = _gauge("roskva_members", "Living members, by this gateway's view.")
+
+    publish_ms: Histogram = _histogram("roskva_publish_milliseconds", "From request to durable in the feed.")
+    propagate_ms: Histogram = _histogram("roskva_propagate_milliseconds", "From the Matcher's call to its answer.")
+
+
+class MetricsCollector(Collector):
+    """Turns the slots into metric families when /metrics is read."""
+
+    def __init__(self, metrics: Metrics, milestones: Numbers, gauges: Numbers) -> None:
+        self._metrics = metrics
+        self._milestones = milestones
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for described in fields(self._metrics):
+            about = described.metadata
+            value = getattr(self._metrics, described.name)
+            name, labels = about["metric"], about["labels"]
+            family = families.get(name)
+            if about["kind"] == _HISTOGRAM:
+                families[name] = HistogramMetricFamily(name, about["about"], buckets=value.buckets(), sum_value=value.total)
+            elif about["kind"] == _GAUGE:
+                families[name] = GaugeMetricFamily(name, about["about"], value=value)
+            else:
+                if not isinstance(family, CounterMetricFamily):
+                    family = families[name] = CounterMetricFamily(name, about["about"], labels=list(labels))
+                family.add_metric(list(labels.values()), value)
+        milestones = CounterMetricFamily(
+            "roskva_registrar", "What reached which milestone at this Registrar.", labels=["milestone"]
+        )
+        for name, value in self._milestones():
+            milestones.add_metric([name], value)
+        gauges = [GaugeMetricFamily(f"roskva_{name}", f"Registrar: {name} now.", value=value) for name, value in self._gauges()]
+        return [*families.values(), milestones, *gauges]
+
+
+def registry_of(metrics: Metrics, milestones: Numbers = tuple, gauges: Numbers = tuple) -> CollectorRegistry:
+    """A registry of its own: nothing global, so that two gateways in one process do not share numbers.
+
+    `milestones` tells how many notifications and registrations reached which point at the Registrar since it started; `gauges`
+    what it holds now.
+    """
+    registry = CollectorRegistry()
+    registry.register(MetricsCollector(metrics, milestones, gauges))
+    return registry

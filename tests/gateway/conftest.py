@@ -1,0 +1,49 @@
+"""A running gateway on real sockets and real SQLite files, on uvloop as in production."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+import uvloop
+
+from roskva.config import Settings
+from roskva.feed import open_feed
+from roskva.gateway.service import Gateway
+from roskva.table import open_manifest, open_table
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data=tmp_path / "data", listen="127.0.0.1:0", send_buffer_bytes_max=64 << 10)
+
+
+@pytest.fixture
+async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
+    running = Gateway(settings)
+    await running.start()
+    yield running
+    await running.stop()
+    close_engines(settings)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        yield session
+
+
+def close_engines(settings: Settings) -> None:
+    """They are opened once per process and data directory, and shared by the gateways of a test."""
+    open_table(settings).close()
+    open_feed(settings).close()
+    open_manifest(settings).close()

@@ -1,0 +1,408 @@
+"""The Registrar's service on real SQLite engines, with channels that a test holds in its hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roskva.config import ApplicationSettings, Settings
+from roskva.feed import FeedLanes, open_feed
+from roskva.feed.interface import REGISTRATIONS
+from roskva.model import (
+    DROP_COPY,
+    NOT_OWNER,
+    OUTCOME_UNKNOWN,
+    OUTCOME_UNREGISTERED,
+    OUTCOME_UPDATE,
+    OUTCOME_VERSION,
+    SETTLED,
+    ClientId,
+    Propagation,
+    Registration,
+    object_key,
+)
+from roskva.protocol.messages import (
+    Ack,
+    ClientMessage,
+    Init,
+    Notify,
+    Register,
+    ServerMessage,
+    Sync,
+    SyncObject,
+    Unregister,
+    decode_server,
+)
+from roskva.protocol.summaries import SetDigest
+from roskva.protocol.tokens import Keyring
+from roskva.registrar.cells import client_row
+from roskva.registrar.events import decode_registration
+from roskva.registrar.members import Member, MemberView, member_cell
+from roskva.registrar.row import ClientRow
+from roskva.registrar.service import Registrar
+from roskva.table import TableLanes, open_table
+
+KEYRING = Keyring({1: b"k" * 32})
+
+
+class HeldChannel:
+    """A channel whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.session: object | None = None
+        self.received: list[ServerMessage] = []
+        self.closed_with: str | None = None
+        self.arrived = asyncio.Event()
+        self.on_message: Callable[[ServerMessage], None] | None = None
+
+    def send(self, data: bytes) -> None:
+        message = decode_server(data)
+        self.received.append(message)
+        self.arrived.set()
+        if self.on_message is not None:
+            self.on_message(message)
+
+    def close(self, code: str) -> None:
+        self.closed_with = code
+
+    async def until(self, wanted: Callable[[ServerMessage], Any], timeout_s: float = 5.0) -> ServerMessage:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                for message in self.received:
+                    if wanted(message):
+                        return message
+                self.arrived.clear()
+                await self.arrived.wait()
+
+
+class Place:
+    """One Registrar over a data directory."""
+
+    def __init__(self, settings: Settings, member: str = "m1", others: tuple[str, ...] = ()) -> None:
+        self.settings = settings
+        self.engine = open_table(settings)
+        self.feed = open_feed(settings)
+        self.table_lanes = TableLanes(self.engine, settings.partitions)
+        self.feed_lanes = FeedLanes(self.feed)
+        self.members = MemberView(timeout_s=5.0)
+        cells = [member_cell(Member(one, "127.0.0.1:1", "127.0.0.1:2"), 1) for one in (member, *others)]
+        self.members.observe(cells, 0.0)
+        self.registrar = Registrar(settings, self.table_lanes, self.feed_lanes, KEYRING, member, self.members)
+
+    async def close(self) -> None:
+        await self.registrar.stop()
+        await self.table_lanes.close()
+        await self.feed_lanes.close()
+
+    def say(self, channel: HeldChannel, message: ClientMessage) -> None:
+        claims = KEYRING.verify(message.token) if message.token else None
+        self.registrar.receive(channel, message, claims)
+
+    async def start_client(self, channel: HeldChannel, device: str = "d1", prior: str | None = None) -> str:
+        nonce = f"n{len(channel.received)}"
+        self.say(channel, ClientMessage(init=Init(nonce=nonce, application="demo", device=device, prior=prior)))
+        granted = await channel.until(lambda m: m.grant and m.grant.nonce == nonce)
+        assert granted.grant is not None
+        token = granted.grant.token
+        self.say(channel, ClientMessage(token=token, summary=SetDigest().summary()))
+        await channel.until(lambda m: m.token == token and not m.grant)
+        return token
+
+    def client(self, token: str) -> ClientId:
+        return KEYRING.verify(token).client
+
+    def row(self, token: str) -> ClientRow:
+        client = self.client(token)
+        key = client_row(client, self.settings.partitions)
+        return ClientRow(client, self.engine.read([key])[key].values())
+
+    def events(self) -> list[Registration]:
+        newest = self.feed.newest(REGISTRATIONS)
+        return [
+            decode_registration(record.value)
+            for partition, position in newest.items()
+            for record in self.feed.read(REGISTRATIONS, partition, 0, position.offset)
+        ]
+
+    async def register(self, channel: HeldChannel, token: str, name: str, op: int = 1) -> Registration:
+        before = len(self.events())
+        self.say(channel, ClientMessage(token=token, register=[Register(op=op, object=name)]))
+        async with asyncio.timeout(5):
+            while len(events := self.events()) == before:
+                await asyncio.sleep(0.005)
+        return max(events, key=lambda event: event.seqno)
+
+
+def acknowledging(place: Place, channel: HeldChannel, token: str) -> None:
+    """From now on the client acknowledges whatever it is told, at once."""
+
+    def answer(message: ServerMessage) -> None:
+        acks = [Ack(object=n.object, seqno=n.seqno, version=n.version, epoch=n.epoch) for n in message.notify]
+        if acks:
+            asyncio.get_running_loop().call_soon(place.say, channel, ClientMessage(token=token, acks=acks))
+
+    channel.on_message = answer
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    demo = ApplicationSettings(resend_min_s=0.3, resend_max_s=1.0)
+    return Settings(data=tmp_path, settling_s=0.0, mark_poll_s=0.2, applications={"demo": demo})
+
+
+@pytest.fixture
+async def place(settings: Settings) -> AsyncIterator[Place]:
+    place = Place(settings)
+    await place.registrar.start()
+    yield place
+    await place.close()
+
+
+def told(event: Registration, outcome: int, version: int = 0) -> Propagation:
+    return Propagation(event.client, event.object, event.seqno, outcome, version)
+
+
+async def test_a_registration_is_durable_with_its_pending_marker_before_the_matcher_hears_of_it(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    row = place.row(token)
+    assert row.is_pending(event.object, event.seqno)
+    assert row.standing(event.object) == (event.seqno, True)
+
+
+async def test_an_acknowledged_notification_is_never_written(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    acknowledging(place, channel, token)
+    event = await place.register(channel, token, "hello")
+    assert await place.registrar.propagate([told(event, OUTCOME_UNKNOWN)]) == [SETTLED]
+    await channel.until(lambda m: m.status)
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+    row = place.row(token)
+    assert list(row.waiting()) == []
+    assert row.logged(event.object, event.seqno) is None
+    assert row.unknown(event.object) is None
+    assert not row.is_pending(event.object, event.seqno)
+
+
+async def test_an_unacknowledged_notification_is_stored_before_the_call_is_answered_then_resent(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)])
+    assert [(w.version, w.seqno) for w in place.row(token).waiting()] == [(7, event.seqno)]
+    notify = Notify(object="hello", seqno=str(event.seqno), version="7")
+    async with asyncio.timeout(5):
+        while sum(notify in m.notify for m in channel.received) < 2:
+            await asyncio.sleep(0.05)
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="hello", seqno=str(event.seqno), version="7")]))
+    async with asyncio.timeout(5):
+        while list(place.row(token).waiting()):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_was_offline_gets_the_latest_version_once_when_it_returns(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    place.registrar.closed(channel)
+    for version in range(1, 30):
+        assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, version)]) == [SETTLED]
+    back = HeldChannel()
+    place.say(back, ClientMessage(token=token, summary=SetDigest([b"hello"]).summary()))
+    message = await back.until(lambda m: m.notify)
+    assert [n.version for n in message.notify] == ["29"]
+    assert sum(len(m.notify) for m in back.received) == 1
+
+
+async def test_an_acknowledgement_beyond_what_was_sent_is_ignored(place: Place) -> None:
+    """Trap 16: a client that acknowledges 2^63-1 must still learn of later versions."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)])
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="hello", seqno=str(event.seqno), version=str(2**63 - 1))]))
+    await asyncio.sleep(0.1)
+    assert [w.version for w in place.row(token).waiting()] == [7]
+
+
+async def test_an_acknowledged_version_leaves_an_unknown_standing(place: Place) -> None:
+    """Trap 31: an acknowledgement clears exactly what it names."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_UNKNOWN)])
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 8)])
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="hello", seqno=str(event.seqno), version="8")]))
+    async with asyncio.timeout(5):
+        while len(list(place.row(token).waiting())) == 2:
+            await asyncio.sleep(0.02)
+    assert [w.version for w in place.row(token).waiting()] == [None]
+
+
+async def test_a_repeated_register_reuses_its_seqno_and_adds_no_record(place: Place) -> None:
+    """Trap 22: a client that retries while the pipeline is down must not fill the feed."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    for op in range(2, 6):
+        place.say(channel, ClientMessage(token=token, register=[Register(op=op, object="hello")]))
+    await asyncio.sleep(0.3)
+    assert place.events() == [event]
+
+
+async def test_what_is_pending_after_a_restart_is_found_by_its_mark_and_repeated(place: Place, settings: Settings) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.stop()
+    heir = Place(settings, member="m2")
+    await heir.registrar.start()
+    try:
+        async with asyncio.timeout(5):
+            while heir.events() != [event, event]:
+                await asyncio.sleep(0.02)
+    finally:
+        await heir.close()
+
+
+async def test_a_blind_write_for_an_online_client_is_found_by_its_mark_and_sent(place: Place) -> None:
+    """Trap 25: what a Matcher task wrote in the Registrar's stead reaches an online client within seconds."""
+    from roskva.registrar.core import blind
+    from roskva.table.interface import Mutation
+    from roskva.table.marks import marks_for
+
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    key = client_row(event.client, place.settings.partitions)
+    decision = blind(event.client, place.engine.read([key])[key], told(event, OUTCOME_UPDATE, 9))
+    import time
+
+    place.engine.write(marks_for([event.client], time.time(), place.settings.mark_bucket_s, place.settings.partitions, b"task"))
+    place.engine.write([Mutation(key, decision.cells)])
+    message = await channel.until(lambda m: m.notify)
+    assert message.notify[0].version == "9"
+
+
+async def test_an_old_session_is_superseded_at_the_first_message_of_the_new_one(place: Place) -> None:
+    first, second = HeldChannel(), HeldChannel()
+    token = await place.start_client(first)
+    later = await place.start_client(second, prior=token)
+    assert place.client(later) == place.client(token)
+    refused = await first.until(lambda m: m.start_anew)
+    assert refused.start_anew is not None
+    assert (refused.start_anew.code, refused.start_anew.keep) == ("session-superseded", True)
+
+
+async def test_a_grant_that_is_never_used_supersedes_nobody(place: Place) -> None:
+    """Trap 37: a held-back init of an earlier start arrives late."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    late = HeldChannel()
+    place.say(late, ClientMessage(init=Init(nonce="late", application="demo", device="d1", prior=token)))
+    await late.until(lambda m: m.grant)
+    event = await place.register(channel, token, "hello")
+    assert place.row(token).standing(event.object) == (event.seqno, True)
+    assert not any(m.start_anew for m in channel.received)
+
+
+async def test_a_propagation_for_a_client_that_is_gone_drops_the_matchers_copy(place: Place) -> None:
+    ghost = Propagation(ClientId("ghost"), object_key("demo", 0, b"hello"), 1 << 32, OUTCOME_UPDATE, 3)
+    assert await place.registrar.propagate([ghost]) == [DROP_COPY]
+
+
+async def test_a_row_that_is_behind_the_matchers_copy_is_reissued(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    ahead = Propagation(event.client, event.object, event.seqno + 10, OUTCOME_UPDATE, 3)
+    assert await place.registrar.propagate([ahead]) == [SETTLED]
+    newest = max(place.events(), key=lambda one: one.seqno)
+    assert newest.repair
+    assert newest.seqno > event.seqno + 10
+
+
+async def test_a_registrar_that_is_not_the_owner_says_so(settings: Settings) -> None:
+    place = Place(settings, member="m1", others=("m2",))
+    await place.registrar.start()
+    try:
+        clients = [ClientId(f"c{i}") for i in range(40)]
+        verdicts = await place.registrar.propagate(
+            [Propagation(client, object_key("demo", 0, b"x"), 1, OUTCOME_UPDATE, 1) for client in clients]
+        )
+        assert set(verdicts) <= {NOT_OWNER, DROP_COPY}
+        owners = {place.members.owner(partition).id for partition in range(settings.partitions)}  # type: ignore[union-attr]
+        assert (NOT_OWNER in verdicts) == ("m2" in owners)
+    finally:
+        await place.close()
+
+
+async def test_a_sync_registers_what_is_missing_and_unregisters_what_is_too_much(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    kept = await place.register(channel, token, "kept", op=1)
+    gone = await place.register(channel, token, "gone", op=2)
+    place.say(channel, ClientMessage(token=token, sync=Sync(op=3, objects=[SyncObject(object="kept"), SyncObject(object="new")])))
+    async with asyncio.timeout(5):
+        while len(place.events()) < 4:
+            await asyncio.sleep(0.01)
+    row = place.row(token)
+    assert row.standing(kept.object) == (kept.seqno, True)
+    assert row.standing(gone.object) is not None
+    assert not row.standing(gone.object).registered  # type: ignore[union-attr]
+    assert row.digest.matches(SetDigest([b"kept", b"new"]).summary())
+
+
+async def test_after_unregistering_nothing_more_is_sent(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_VERSION, 3)])
+    place.say(channel, ClientMessage(token=token, unregister=[Unregister(op=2, object="hello")]))
+    async with asyncio.timeout(5):
+        while len(place.events()) < 2:
+            await asyncio.sleep(0.01)
+    off = max(place.events(), key=lambda one: one.seqno)
+    assert await place.registrar.propagate([told(off, OUTCOME_UNREGISTERED)]) == [SETTLED]
+    await channel.until(lambda m: any(s.state == "unregistered" for s in m.status))
+    count = sum(len(m.notify) for m in channel.received)
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 4)]) == [SETTLED]
+    await asyncio.sleep(0.7)
+    assert sum(len(m.notify) for m in channel.received) == count
+
+
+async def test_the_client_learns_when_everything_is_settled(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_VERSION, 3)])
+    await channel.until(lambda m: m.unsettled > 0)
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="hello", seqno=str(event.seqno), version="3")]))
+    channel.received.clear()
+    message = await channel.until(lambda m: m.unsettled == 0)
+    assert message.summary == SetDigest([b"hello"]).summary()
+
+
+async def test_too_many_operations_are_refused_whole_with_a_named_error(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    many = [Register(op=n + 1, object=f"o{n}") for n in range(place.settings.operations_per_message_max + 1)]
+    place.say(channel, ClientMessage(token=token, register=many))
+    message = await channel.until(lambda m: m.error)
+    assert message.error is not None
+    assert message.error.code == "too-many-operations"
+    assert place.events() == []
+
+
+async def test_an_unknown_application_is_refused_with_a_named_error(place: Place) -> None:
+    channel = HeldChannel()
+    place.say(channel, ClientMessage(init=Init(nonce="n", application="nope", device="d")))
+    message = await channel.until(lambda m: m.error)
+    assert message.error is not None
+    assert message.error.code == "unknown-application"
