@@ -59,7 +59,7 @@ for step in $steps; do
     service=$!
     for _ in $(seq 900); do
         kill -0 "$service" 2>/dev/null || { echo "make up ended by itself" >&2; exit 1; }
-        if inside "python3 -c 'import urllib.request as r; r.urlopen(\"http://127.0.0.1:18470/readyz\", timeout=2)'" 2>/dev/null; then break; fi
+        if inside ".venv/bin/roskva status --url http://127.0.0.1:18470" >/dev/null 2>&1; then break; fi
         sleep 1
     done
     inside 'export ROSKVA_URL=http://127.0.0.1:18470
@@ -69,4 +69,4 @@ for step in $steps; do
     wait "$service" || true
     service=
 done
-echo "== both commands work in a bare Debian $suite"
+echo "== worked in a bare Debian $suite: make ${steps// /, make }"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_the_reference_is_up_to_date() -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     assert (ROOT / "docs/errors.md").read_text() == printed.stdout, "run: python -m roskva.errors > docs/errors.md"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
 
-# model <- protocol <- cores <- shells <- cli. A room may import its own modules and those named here, and what begins with them.
+# model <- protocol <- cores <- shells <- cli. A room may import its own modules, and those named here with all below them.
 BASE = {"errors", "model"}
 CONTRACTS = {"table.interface", "feed.interface"}
 ALLOWED: dict[str, set[str]] = {
@@ -42,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # Pure functions over data: they run in the service, in Spark tasks and in the simulator alike.
 PURE = re.compile(
-    r"roskva\.(model|errors|protocol\..*|matcher\..*|client\.(?!shell|channel|files|__init__).*"
+    r"roskva\.(model|errors|protocol\..*|matcher\..*|client\.(?!shell|channel|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface)"
 )
 IMPURE = {
@@ -105,8 +106,8 @@ def test_every_module_says_what_it_is(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_long_modules_say_why(module: str) -> None:
     text = MODULES[module].read_text()
-    if text.count("\n") > 400:
-        assert "long" in (ast.get_docstring(ast.parse(text)) or ""), f"{module} has more than 400 lines and does not say why"
+    if text.count("\n") > 500:
+        assert "long" in (ast.get_docstring(ast.parse(text)) or ""), f"{module} has more than 500 lines and does not say why"
 
 
 def test_nothing_imports_the_command_line() -> None:
@@ -124,7 +125,7 @@ def test_public_names() -> None:
 def test_the_package_alone_imports_nothing_heavy() -> None:
     check = "import sys, roskva; print(sorted({'aiohttp', 'pyspark', 'uvloop', 'asyncio'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", check], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE)}
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}
     )
     assert done.stdout.strip() == "[]"
 

@@ -1,7 +1,7 @@
 """Roskva keeps caches fresh: clients register for objects, backends publish versions, and every client learns the latest.
 
-For programs: `Client` registers and is notified, `Publisher` and `BlockingPublisher` tell of changes, `errors` names what can go
-wrong. They are imported when first used, so that `import roskva` costs nothing and needs no event loop, Spark or web server.
+For programs: `Client` registers and is notified, `Publisher` and `BlockingPublisher` tell of changes, `errors` names what can
+go wrong. They are imported when first used, so that `import roskva` costs nothing and needs no event loop, Spark or web server.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ class Up:
 
     def pid(self, part: str) -> int:
         """Of the part itself, not of what it started."""
-        return next(
-            process.pid for process in self.members(part) if os.getpgid(process.pid) == process.pid and self._is_part(process)
-        )
+        return next(process.pid for process in self.members(part) if os.getpgid(process.pid) == process.pid and self._is_part(process))
 
     def _is_part(self, process: Process) -> bool:
         return b"stand_in" in Path(f"/proc/{process.pid}/cmdline").read_bytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from roskva.client.actions import RegistrationFailed
@@ -81,7 +83,7 @@ def test_an_unanswered_operation_is_repeated_under_new_numbers_with_growing_paus
         sent_at += [bench.now] * (len(bench.said) - before)
     numbers = [op for op, _, _ in operations(bench.said)]
     assert numbers == list(range(1, len(numbers) + 1))
-    pauses = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(sent_at)]
     assert pauses[:6] == pytest.approx([2, 4, 8, 16, 32, 60], abs=1.1)
     assert max(pauses) <= 61
 

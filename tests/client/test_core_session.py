@@ -37,7 +37,8 @@ def test_a_start_with_state_names_the_prior_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [b"", b"\xff", b"{}", b'{"v":99,"application":"demo","device":"phone"}', prior(device="tablet"), prior(application="x")]
+    "state",
+    [b"", b"\xff", b"{}", b'{"v":99,"application":"demo","device":"phone"}', prior(device="tablet"), prior(application="x")],
 )
 def test_a_state_of_no_use_is_ignored_and_said_so(state: bytes) -> None:
     bench = Bench(state=state)
@@ -296,7 +297,13 @@ def test_an_unknown_application_does_not_stop_a_client_that_worked_before() -> N
 
 def test_a_configuration_without_reason_makes_no_busy_loop() -> None:
     zeros = Config(
-        heartbeat_s=0, heartbeat_smear=9, keepalive_s=0.2, retry_min_s=-1, retry_max_s=0, operations_per_message_max=0, message_bytes_max=0
+        heartbeat_s=0,
+        heartbeat_smear=9,
+        keepalive_s=0.2,
+        retry_min_s=-1,
+        retry_max_s=0,
+        operations_per_message_max=0,
+        message_bytes_max=0,
     )
     bench = Bench(config=zeros).live()
     bench.register(b"a", b"b")

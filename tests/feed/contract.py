@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -66,9 +67,7 @@ class FeedContract:
     def test_topics_are_apart(self, engine: Feed) -> None:
         engine.append(UPDATES, entries(5))
         assert everything(engine, REGISTRATIONS) == []
-        assert all(
-            position.offset == engine.oldest(REGISTRATIONS)[p].offset for p, position in engine.newest(REGISTRATIONS).items()
-        )
+        assert all(position.offset == engine.oldest(REGISTRATIONS)[p].offset for p, position in engine.newest(REGISTRATIONS).items())
 
     def test_an_empty_append_does_nothing(self, engine: Feed) -> None:
         assert engine.append(UPDATES, []) == []
@@ -199,11 +198,13 @@ class FeedContract:
         engine.subscribe("pipeline", [UPDATES])
         big = [Entry(b"k", b"x" * 10_000)]
         accepted = 0
-        with pytest.raises(FeedFull):
-            for _ in range(20):
+        with suppress(FeedFull):
+            while accepted < 20:
                 engine.append(UPDATES, big)
                 accepted += 1
         assert 5 <= accepted <= 10
+        with pytest.raises(FeedFull):
+            engine.append(UPDATES, big)
         partition = partition_of(b"k", engine.partitions)
         assert len(engine.read(UPDATES, partition, 0, 10**9)) == accepted  # nothing accepted is dropped
         elsewhere = next(entry for entry in entries(20) if partition_of(entry.key, engine.partitions) != partition)

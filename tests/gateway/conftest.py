@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -22,18 +23,34 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+Start = Callable[..., Awaitable[Gateway]]
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(data=tmp_path / "data", listen="127.0.0.1:0", send_buffer_bytes_max=64 << 10)
 
 
 @pytest.fixture
-async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
-    running = Gateway(settings)
-    await running.start()
-    yield running
-    await running.stop()
+async def start(settings: Settings) -> AsyncIterator[Start]:
+    """Starts gateways on the test's data directory, with settings changed; all are stopped at the end, whatever happens."""
+    running: list[Gateway] = []
+
+    async def begin(member_id: str = "", **changes: object) -> Gateway:
+        gateway = Gateway(dataclasses.replace(settings, **changes), member_id)  # type: ignore[arg-type]
+        await gateway.start()
+        running.append(gateway)
+        return gateway
+
+    yield begin
+    for gateway in reversed(running):
+        await gateway.stop()
     close_engines(settings)
+
+
+@pytest.fixture
+async def gateway(start: Start) -> Gateway:
+    return await start()
 
 
 @pytest.fixture

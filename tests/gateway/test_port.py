@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import time
 
@@ -15,7 +14,7 @@ from roskva.config import Settings
 from roskva.gateway import server, websocket
 from roskva.gateway.service import Gateway
 from roskva.protocol.tokens import Claims, Keyring
-from tests.gateway.conftest import close_engines
+from tests.gateway.conftest import Start
 from tests.gateway.talking import UPGRADE, Raw, channel_url, close_of, frame, handshake, hear, hear_until, say
 
 
@@ -135,9 +134,8 @@ async def test_unknown_fields_of_messages_are_ignored(gateway: Gateway, http: ai
         assert "grant" in await hear(socket)
 
 
-async def test_oversized_frame_is_refused_with_1009(settings: Settings, http: aiohttp.ClientSession) -> None:
-    gateway = Gateway(dataclasses.replace(settings, message_bytes_max=10_000))
-    await gateway.start()
+async def test_oversized_frame_is_refused_with_1009(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start(message_bytes_max=10_000)
     async with http.ws_connect(channel_url(gateway)) as socket:
         await socket.send_str(json.dumps({"padding": "x" * 10_001}))
         code, _ = await close_of(socket)
@@ -149,8 +147,6 @@ async def test_oversized_frame_is_refused_with_1009(settings: Settings, http: ai
     answer = await raw.reader.read(4096)
     assert b"message-too-large" in answer
     await raw.close()
-    await gateway.stop()
-    close_engines(settings)
 
 
 async def test_fragmented_message_is_put_together(gateway: Gateway) -> None:
@@ -273,9 +269,8 @@ async def test_what_is_no_request_is_refused(gateway: Gateway, sent: bytes, stat
     await raw.close()
 
 
-async def test_connections_beyond_the_limit_are_refused(settings: Settings, http: aiohttp.ClientSession) -> None:
-    gateway = Gateway(dataclasses.replace(settings, connections_max=2))
-    await gateway.start()
+async def test_connections_beyond_the_limit_are_refused(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start(connections_max=2)
     async with http.ws_connect(channel_url(gateway)), http.ws_connect(channel_url(gateway)):
         raw = await Raw.connect(gateway)
         assert (await raw.read_head()).startswith(b"HTTP/1.1 503 ")
@@ -283,8 +278,6 @@ async def test_connections_beyond_the_limit_are_refused(settings: Settings, http
     await asyncio.sleep(0.1)
     async with http.get(gateway.url + "/healthz") as answer:
         assert answer.status == 200
-    await gateway.stop()
-    close_engines(settings)
 
 
 async def test_slow_client_is_bounded_and_then_disconnected(gateway: Gateway) -> None:
@@ -334,16 +327,14 @@ async def test_client_that_catches_up_in_time_stays(gateway: Gateway) -> None:
     await raw.close()
 
 
-async def test_stop_closes_connections_with_1001(settings: Settings, http: aiohttp.ClientSession) -> None:
-    gateway = Gateway(settings)
-    await gateway.start()
+async def test_stop_closes_connections_with_1001(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start()
     async with http.ws_connect(channel_url(gateway)) as socket:
         await handshake(socket)
         stopping = asyncio.create_task(gateway.stop())
         assert await close_of(socket) == (1001, "going-away")
         async with asyncio.timeout(10):
             await stopping
-    close_engines(settings)
 
 
 async def test_idle_connection_holds_no_task_and_no_timer(gateway: Gateway, http: aiohttp.ClientSession) -> None:

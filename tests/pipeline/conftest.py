@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 from tests.pipeline.standin import settings_for
 
 
+@pytest.fixture(scope="package", autouse=True)
+def engines_closed() -> Iterator[None]:
+    """Engines stay open per process and data directory; the tests' directories are gone at the end."""
+    from roskva import feed
+
+    yield
+    for opened in feed._feeds.values():
+        opened.close()
+    feed._feeds.clear()
+
+
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from roskva.pipeline.query import end_session

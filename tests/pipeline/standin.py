@@ -19,7 +19,7 @@ from roskva.config import Settings
 from roskva.feed import open_feed
 from roskva.feed.interface import UPDATES, Entry
 from roskva.gateway.keys import load_keys
-from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, object_key, partition_of
+from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, object_key, partition_of, rendezvous
 from roskva.protocol.internal import Challenge, Probe, Probed, Propagate, Propagated, Prove, decode_frame, encode_frame, proof
 from roskva.registrar.events import encode_registration
 from roskva.registrar.members import MEMBERS_ROW, Member, member_cell
@@ -34,7 +34,7 @@ def settings_for(data: Path, **changes: object) -> Settings:
     return Settings(**{**defaults, **changes})  # type: ignore[arg-type]
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: s
 
 
 class RegistrarStandIn:
-    def __init__(self, settings: Settings, judge: Judge = lambda told: SETTLED) -> None:
+    def __init__(self, settings: Settings, judge: Judge = lambda told: SETTLED, identity: str = "") -> None:
         self.settings = settings
         self.judge = judge
         self.told: list[tuple[float, Propagation]] = []
@@ -55,7 +55,7 @@ class RegistrarStandIn:
         self.beating.set()
         self._key = load_keys(settings.data).internal
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.id = secrets.token_hex(4)
+        self.id = identity or secrets.token_hex(4)
         self.member = Member(self.id, f"127.0.0.1:{self._listener.getsockname()[1]}", "127.0.0.1:1")
         self._counter = 0
         self._open: set[socket.socket] = set()
@@ -87,8 +87,6 @@ class RegistrarStandIn:
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self.answering.is_set():
-                self._ended.wait(60)
             nonce = secrets.token_bytes(16)
             connection.sendall(encode_frame(Challenge(nonce)))
             authenticated = False
@@ -141,7 +139,9 @@ def publish(settings: Settings, name: str, version: int, source: str = "", epoch
     return key
 
 
-def register(settings: Settings, client: str, name: str, seqno: int, device: str = "", registered: bool = True, **more: object) -> ObjectKey:
+def register(
+    settings: Settings, client: str, name: str, seqno: int, device: str = "", registered: bool = True, **more: object
+) -> ObjectKey:
     """What the Registrar appends for a registration that it recorded."""
     key = object_key("demo", 0, name.encode())
     registration = Registration(ClientId(client), key, seqno, registered, device or client, **more)  # type: ignore[arg-type]
@@ -149,7 +149,15 @@ def register(settings: Settings, client: str, name: str, seqno: int, device: str
     return key
 
 
+def sharing_ids(partitions: int) -> tuple[str, str]:
+    """Two members of whom each owns some of the partitions."""
+    pairs = (("a", f"b{number}") for number in range(100))
+    return next(pair for pair in pairs if len({rendezvous(partition, pair) for partition in range(partitions)}) == 2)
+
+
 def name_in_partition(partition: int, partitions: int = 4, prefix: str = "o") -> str:
     return next(
-        name for number in range(1_000) if partition_of(object_key("demo", 0, (name := f"{prefix}{number}").encode()), partitions) == partition
+        name
+        for number in range(1_000)
+        if partition_of(object_key("demo", 0, (name := f"{prefix}{number}").encode()), partitions) == partition
     )

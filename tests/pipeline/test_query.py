@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from roskva.config import Settings
-from roskva.model import OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION
+from roskva.feed import open_feed
+from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES, Entry
+from roskva.model import OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, ClientId, object_key
+from roskva.pipeline import checkpoint
+from roskva.pipeline.events import DeadLetter, decode_dead_letter
 from roskva.pipeline.query import start
+from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells
+from roskva.registrar.row import ClientRow
+from roskva.table import open_table
+from roskva.table.interface import Mutation
+from roskva.table.marks import MarkReader
 from tests.pipeline.standin import RegistrarStandIn, publish, register, settings_for, wait_until
 
 if TYPE_CHECKING:
@@ -41,7 +52,7 @@ def registrar(settings: Settings) -> Iterator[RegistrarStandIn]:
 
 def test_an_update_reaches_registered_clients(settings: Settings, query: StreamingQuery, registrar: RegistrarStandIn) -> None:
     key = register(settings, "c1", "first", 1 << 32 | 1)
-    wait_until(lambda: registrar.told, what="the registration's answer")
+    wait_until(lambda: registrar.told, timeout_s=90, what="the registration's answer")
     assert registrar.told[0][1][2:] == (1 << 32 | 1, OUTCOME_UNKNOWN, 0)
     publish(settings, "first", 7)
     wait_until(lambda: registrar.versions(key, "c1")[1:], what="the update")
@@ -49,3 +60,110 @@ def test_an_update_reaches_registered_clients(settings: Settings, query: Streami
     register(settings, "c2", "first", 1 << 32 | 5)
     wait_until(lambda: registrar.versions(key, "c2"))
     assert registrar.told[-1][1] == ("c2", key, 1 << 32 | 5, OUTCOME_VERSION, 7)
+
+
+def test_a_poison_record_becomes_a_dead_letter_and_the_query_lives_on(
+    settings: Settings, query: StreamingQuery, registrar: RegistrarStandIn
+) -> None:
+    key = register(settings, "p", "poisoned", 1 << 32 | 1)
+    rubbish = [Entry(key, value, b"demo") for value in (b"\xff\x00", b"{", b'{"object":"poisoned","version":true}')]
+    open_feed(settings).append(UPDATES, [*rubbish, Entry(key, b'{"object":"x","version":1}', b"nobody"), Entry(key, b"{}", b"\xff")])
+    open_feed(settings).append(REGISTRATIONS, [Entry(key, b"\x00nonsense")])
+    publish(settings, "poisoned", 3)
+    wait_until(lambda: 3 in registrar.versions(key, "p"), what="the good one")
+    assert query.isActive
+    wait_until(lambda: len(dead_letters(settings)) == 6, 10, "six dead letters")
+    assert {letter.code for letter in dead_letters(settings)} == {"malformed-message", "invalid-version", "unknown-application"}
+
+
+def test_an_unreachable_registrar_is_written_for_and_later_called_again(
+    settings: Settings, query: StreamingQuery, registrar: RegistrarStandIn
+) -> None:
+    client = ClientId("held")
+    row = client_row(client, settings.partitions)
+    key = object_key("demo", 0, b"held")
+    cells = [created_cell(Created("demo", "held")), *registration_cells(key, 1 << 32 | 1, True, Pending())]
+    open_table(settings).write([Mutation(row, cells)])
+    register(settings, "held", "held", 1 << 32 | 1)
+    wait_until(lambda: registrar.versions(key, "held"), what="the registration")
+    registrar.answering.clear()
+    publish(settings, "held", 5)
+    stored = lambda: [w.version for w in ClientRow(client, open_table(settings).read([row])[row].values()).waiting()]  # noqa: E731
+    wait_until(lambda: stored() == [5], 20, "the blind write")
+    reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s)
+    plan = reader.plan(range(settings.partitions), time.time())
+    assert client in reader.take(plan, open_table(settings).read(plan.rows))
+    registrar.answering.set()
+    wait_until(lambda: registrar.probes, 20, "a probe")
+    calls = registrar.calls
+
+    def called_again() -> bool:
+        publish(settings, "held", 6)
+        time.sleep(0.3)
+        return registrar.calls > calls
+
+    wait_until(called_again, 20, "a call after the probe")
+    assert query.isActive
+
+
+def test_a_restart_goes_on_from_the_checkpoint_and_a_deleted_commit_repeats_its_batch(
+    spark: SparkSession, tmp_path: Path, registrar_of: Callable[[Settings], RegistrarStandIn]
+) -> None:
+    settings = settings_for(tmp_path)
+    registrar = registrar_of(settings)
+    key = register(settings, "c", "x", 1 << 32 | 1)
+    folder = checkpoint.prepare(settings.data)
+    running = start(spark, settings, folder)
+    wait_until(lambda: registrar.versions(key, "c") == [0], 60, "the registration")
+    publish(settings, "x", 1)
+    wait_until(lambda: registrar.versions(key)[-1] == 1, what="version 1")
+    wait_until(lambda: newest(folder, "commits") == newest(folder, "offsets") >= 1, 10, "the asynchronous commit")
+    running.stop()
+
+    registrar.told.clear()
+    publish(settings, "x", 2)
+    running = start(spark, settings)
+    wait_until(lambda: 2 in registrar.versions(key), what="what came while it was down")
+    assert registrar.versions(key) == [2], "and nothing that was done before"
+    mine = checkpoint.numbered(checkpoint.base_folder(settings.data))[-1]
+    assert mine.name == "2"
+    wait_until(lambda: newest(mine, "commits") == newest(mine, "offsets") >= 2, 10, "the asynchronous commit")
+    running.stop()
+
+    registrar.told.clear()
+    (mine / "commits" / str(newest(mine, "commits"))).unlink()
+    (folder / "commits" / "99").write_text('v1\n{"nextBatchWatermarkMs":0}')  # an orphan, late, in its own folder
+    running = start(spark, settings)
+    wait_until(lambda: registrar.told, what="the last batch again")
+    running.stop()
+    assert registrar.versions(key) == [2]
+
+    registrar.told.clear()
+    shutil.rmtree(checkpoint.base_folder(settings.data))
+    running = start(spark, settings)
+    wait_until(lambda: len(registrar.told) >= 2, what="everything, from the oldest record")
+    running.stop()
+    assert {told.outcome for _, told in registrar.told} == {OUTCOME_UPDATE, OUTCOME_VERSION}
+    assert set(registrar.versions(key)) == {2}, "the row knows the latest: nothing old is told"
+
+
+@pytest.fixture
+def registrar_of() -> Iterator[Callable[[Settings], RegistrarStandIn]]:
+    started: list[RegistrarStandIn] = []
+
+    def begin(settings: Settings) -> RegistrarStandIn:
+        started.append(RegistrarStandIn(settings))
+        return started[-1]
+
+    yield begin
+    for registrar in started:
+        registrar.die()
+
+
+def newest(folder: Path, log: str) -> int:
+    return max((int(path.name) for path in (folder / log).glob("[0-9]*")), default=-1)
+
+
+def dead_letters(settings: Settings) -> list[DeadLetter]:
+    feed = open_feed(settings)
+    return [decode_dead_letter(record.value) for p in range(feed.partitions) for record in feed.read(DEAD_LETTERS, p, 0, 1_000)]

@@ -49,7 +49,7 @@ from roskva.registrar.events import encode_registration
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Outstanding, Session, notify_of
 from roskva.table.interface import Cell, Mutation
-from tests.properties.store import ModelFeed, ModelTable
+from tests.properties.store import ModelFeed, ModelTable, Steps
 
 PARTITIONS: Final = 2
 ACK_WAIT_S: Final = 0.05
@@ -95,6 +95,7 @@ class RegistrarShell:
         self,
         table: ModelTable,
         feed: ModelFeed,
+        steps: Steps,
         clock: Callable[[], float],
         keyring: Keyring,
         settings: ApplicationSettings,
@@ -105,6 +106,7 @@ class RegistrarShell:
     ) -> None:
         self.table = table
         self.feed = feed
+        self.steps = steps
         self.clock = clock
         self.keyring = keyring
         self.settings = settings
@@ -129,7 +131,7 @@ class RegistrarShell:
 
     def write(self, client: ClientId, cells: list[Cell]) -> None:
         try:
-            self.table.write([Mutation(client_row(client, PARTITIONS), cells)])
+            self.table.write([Mutation(client_row(client, PARTITIONS), cells)], self.steps)
         except Unavailable:
             self.cached.pop(client, None)
             raise
@@ -273,7 +275,7 @@ class RegistrarShell:
     def _carry_out(self, session: Session, decision: core.Decision) -> None:
         """The caller's duties of `core`, in their order: mark, write, append, answer."""
         if decision.events:
-            self.table.mark([session.client])
+            self.table.mark([session.client], self.steps)
         for cells in decision.writes:
             self.write(session.client, cells)
         for event in decision.events:
@@ -285,10 +287,12 @@ class RegistrarShell:
             self._speak(session, status=decision.statuses, sync_request=decision.sync_request)
 
     def _append(self, events: Sequence[Registration]) -> None:
+        if not events:
+            return
         for event in events:
             self.appended[event.client, event.object] = self.clock() + REPEAT_AFTER_S
         try:
-            self.feed.append(REGISTRATIONS, [encode_registration(event) for event in events])
+            self.feed.append(REGISTRATIONS, [encode_registration(event) for event in events], self.steps)
         except Unavailable:
             pass  # what cannot be appended now stays pending, and is repeated
 
@@ -301,13 +305,12 @@ class RegistrarShell:
             and standing.seqno == seqno
             and self.appended.get((row.client, key), -1.0) <= self.clock()
         ]
-        if events:
-            self._append(events)
+        self._append(events)
 
     def _reissue(self, client: ClientId, key: ObjectKey, above: int) -> int:
         try:
             decision = core.reissue(self.row(client, fresh=True), key, above)
-            self.table.mark([client])
+            self.table.mark([client], self.steps)
             for cells in decision.writes:
                 self.write(client, cells)
         except Unavailable:
@@ -518,7 +521,7 @@ class RegistrarShell:
         for session in self.sessions.values():
             deadlines += (entry.due_s for entry in session.outstanding.values())
             deadlines.append(session.sent_s + session.settings.keepalive_s)
-            deadlines.append(session.heard_s + session.settings.offline_s + 0.001)
+            deadlines.append(session.heard_s + session.settings.offline_s)
             if session.told_unsettled and not session.unsettled:
                 deadlines.append(session.sent_s + 0.5)
         return min(deadlines)
@@ -548,7 +551,7 @@ class RegistrarShell:
                 del self.appended[client, key]
 
     def _tick_session(self, session: Session, now_s: float) -> None:
-        if now_s - session.heard_s > session.settings.offline_s:
+        if now_s >= session.heard_s + session.settings.offline_s:
             channel = session.channel
             self._leave(session)
             if channel is not None:
@@ -561,7 +564,7 @@ class RegistrarShell:
             entry.sent_s = now_s
         if due:
             self._speak(session, notify=[self._notify(entry) for entry in due])
-        elif now_s - session.sent_s >= session.settings.keepalive_s:
+        elif now_s >= session.sent_s + session.settings.keepalive_s:
             self._speak(session)
-        elif session.told_unsettled and not session.unsettled and now_s - session.sent_s >= 0.5:
+        elif session.told_unsettled and not session.unsettled and now_s >= session.sent_s + 0.5:
             self._speak(session)

@@ -6,7 +6,7 @@ Both may be told to fail: a write then raises, and has landed or not, as a real 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from roskva.errors import PartitionUnavailable
@@ -16,13 +16,34 @@ from roskva.table.interface import Cell, Mutation, Row, RowKey, check_mutation, 
 
 
 class Fault(Enum):
-    NONE = "none"
-    LOST = "the write raised and did not land"
-    LANDED = "the write raised and landed"
+    """What happens to one durable step of a process: a write, a mark or an append."""
+
+    NONE = "it lands"
+    LOST = "it raises and has not landed"
+    LANDED = "it raises and has landed"
+    DIED_BEFORE = "the process dies before it"
+    DIED_AFTER = "the process dies when it has landed"
 
 
 class Crash(Exception):
     """The process that made this call died in it."""
+
+
+class Steps:
+    """The durable steps of one process, each of which may be told to fail."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self.faults: deque[Fault] = deque()  # of the steps to come
+
+    def take(self, land: Callable[[], object]) -> None:
+        fault = self.faults.popleft() if self.faults else Fault.NONE
+        if fault in (Fault.NONE, Fault.LANDED, Fault.DIED_AFTER):
+            land()
+        if fault in (Fault.DIED_BEFORE, Fault.DIED_AFTER):
+            raise Crash(self.process)
+        if fault is not Fault.NONE:
+            raise PartitionUnavailable("The model failed as it was told to.", "model")
 
 
 class ModelTable:
@@ -30,26 +51,16 @@ class ModelTable:
 
     def __init__(self) -> None:
         self.rows: dict[RowKey, dict[bytes, Cell]] = {}
-        self.faults: deque[Fault] = deque()  # of the writes to come
         self.log: list[Mutation] = []  # every write that landed, for tests that count or order them
         self.marks: list[ClientId] = []  # never cleared by readers: each keeps a cursor
 
-    def write(self, mutations: Sequence[Mutation]) -> None:
+    def write(self, mutations: Sequence[Mutation], steps: Steps) -> None:
         for mutation in mutations:
             check_mutation(mutation)
-        fault = self.faults.popleft() if self.faults else Fault.NONE
-        if fault is not Fault.LOST:
-            for mutation in mutations:
-                self._land(mutation)
-        if fault is not Fault.NONE:
-            raise PartitionUnavailable("The model's table failed as it was told to.", "model")
+        steps.take(lambda: [self._land(mutation) for mutation in mutations])
 
-    def mark(self, clients: Iterable[ClientId]) -> None:
-        fault = self.faults.popleft() if self.faults else Fault.NONE
-        if fault is not Fault.LOST:
-            self.marks += clients
-        if fault is not Fault.NONE:
-            raise PartitionUnavailable("The model's marks failed as they were told to.", "model")
+    def mark(self, clients: Iterable[ClientId], steps: Steps) -> None:
+        steps.take(lambda: self.marks.extend(clients))
 
     def _land(self, mutation: Mutation) -> None:
         self.log.append(mutation)
@@ -76,13 +87,9 @@ class ModelFeed:
     def __init__(self) -> None:
         self.topics: dict[str, list[bytes]] = {UPDATES: [], REGISTRATIONS: []}
         self.committed: dict[str, int] = {UPDATES: 0, REGISTRATIONS: 0}
-        self.refusals = 0  # appends to come that raise and do not land
 
-    def append(self, topic: str, values: Iterable[bytes]) -> None:
-        if self.refusals:
-            self.refusals -= 1
-            raise PartitionUnavailable("The model's feed failed as it was told to.", "model")
-        self.topics[topic] += values
+    def append(self, topic: str, values: Iterable[bytes], steps: Steps) -> None:
+        steps.take(lambda: self.topics[topic].extend(values))
 
     def ends(self) -> dict[str, int]:
         return {topic: len(values) for topic, values in self.topics.items()}

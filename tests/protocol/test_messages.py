@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -51,9 +52,7 @@ sync_objects = st.lists(st.builds(SyncObject, object=texts, **held), max_size=3)
 syncs = (
     st.builds(Sync, op=ops, objects=sync_objects)
     | st.builds(Sync, op=ops, objects=sync_objects, buckets=st.lists(buckets, max_size=3))
-    | st.builds(
-        Sync, op=ops, summaries=st.lists(st.builds(BucketSummary, bucket=buckets, count=counts, digest=digests), max_size=3)
-    )
+    | st.builds(Sync, op=ops, summaries=st.lists(st.builds(BucketSummary, bucket=buckets, count=counts, digest=digests), max_size=3))
 )
 client_messages = st.builds(
     ClientMessage,
@@ -74,12 +73,9 @@ server_messages = st.builds(
     time_ms=st.integers(0, 2**53),
     grant=st.none() | st.builds(Grant, nonce=texts, token=texts),
     start_anew=st.none() | st.builds(StartAnew, code=texts, keep=st.booleans(), message=texts, nonce=texts),
-    status=st.lists(
-        st.builds(Status, object=texts, state=texts, transient=st.booleans(), code=texts, message=texts), max_size=3
-    ),
+    status=st.lists(st.builds(Status, object=texts, state=texts, transient=st.booleans(), code=texts, message=texts), max_size=3),
     notify=st.lists(st.builds(Notify, object=texts, seqno=decimals, **held), max_size=3),
-    sync_request=st.none()
-    | st.builds(SyncRequest, op=st.integers(0, 2**53), buckets=st.none() | st.lists(buckets, max_size=3)),
+    sync_request=st.none() | st.builds(SyncRequest, op=st.integers(0, 2**53), buckets=st.none() | st.lists(buckets, max_size=3)),
     config=st.none() | st.builds(Config, quiet_s=st.floats(0, 1e6), registrations_max=st.integers(1, 10**6), epoch=epochs),
     error=st.none() | st.builds(ErrorReport, code=texts, message=texts, transient=st.booleans()),
 )
@@ -176,10 +172,8 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_bring_the_decoders_down(data: bytes) -> None:
     for decode in (lambda: decode_client(data, LIMIT), lambda: decode_server(data)):
-        try:
-            decode()
-        except MalformedMessage as error:
-            assert str(error).startswith("The message is not ")
+        with suppress(MalformedMessage):
+            assert isinstance(decode(), ClientMessage | ServerMessage)
 
 
 def test_messages_are_frozen() -> None:

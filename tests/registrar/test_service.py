@@ -406,3 +406,15 @@ async def test_an_unknown_application_is_refused_with_a_named_error(place: Place
     message = await channel.until(lambda m: m.error)
     assert message.error is not None
     assert message.error.code == "unknown-application"
+
+
+async def test_a_lost_registrar_partition_is_noticed_and_its_clients_are_told_to_start_anew(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    partition = client_row(place.client(token), place.settings.partitions).partition
+    for path in place.settings.data.glob(f"table/registrar-{partition}.*"):
+        path.unlink()
+    refused = await channel.until(lambda m: m.start_anew)
+    assert refused.start_anew is not None
+    back = HeldChannel()
+    assert place.client(await place.start_client(back, prior=token)) != place.client(token)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -102,9 +103,7 @@ class TableContract:
     @pytest.mark.parametrize("count", [1, 3, 4, 31, 33, 300, 1_500])
     def test_many_rows_in_one_call(self, engine: Table, count: int) -> None:
         rows = [fresh_row() for _ in range(count)]
-        engine.write(
-            [Mutation(row, [Cell(b"n", number, b"%d" % number), Cell(b"o", 1, b"")]) for number, row in enumerate(rows)]
-        )
+        engine.write([Mutation(row, [Cell(b"n", number, b"%d" % number), Cell(b"o", 1, b"")]) for number, row in enumerate(rows)])
         absent = fresh_row()
         found = engine.read([*reversed(rows), absent, rows[0]])
         assert [found[row][b"n"].value for row in rows] == [b"%d" % number for number in range(count)]
@@ -122,7 +121,7 @@ class TableContract:
             Mutation(RowKey("registrar", 99, b"k"), [Cell(b"x", 1, b"")]),
         ]
         for mutation in wrong:
-            with pytest.raises(ValueError, match="allowed|timestamp|no partition"):
+            with pytest.raises(ValueError, match=r"allowed|timestamp|no partition"):
                 engine.write([good, mutation])
         assert engine.read([row]) == {row: {}}
         engine.write([Mutation(row, [Cell(b"%04d" % number, 1, b"") for number in range(CELLS_PER_WRITE_MAX)])])
@@ -135,9 +134,7 @@ class TableContract:
         live = [key for key in keys if key != b"s010"]
         assert [key for key, _ in engine.scan("scratch", 1)] == live
         assert [key for key, _ in engine.scan("scratch", 1, after=b"s004", limit=7)] == live[5:12]
-        assert dict(engine.scan("scratch", 1, after=b"s023")) == {
-            b"s024": {b"a": Cell(b"a", 1, b"s024"), b"b": Cell(b"b", 2, b"")}
-        }
+        assert dict(engine.scan("scratch", 1, after=b"s023")) == {b"s024": {b"a": Cell(b"a", 1, b"s024"), b"b": Cell(b"b", 2, b"")}}
         assert list(engine.scan("scratch", 0)) == []
         assert list(engine.scan("scratch", 1, limit=0)) == []
 
@@ -164,19 +161,18 @@ class TableContract:
         writer.start()
         try:
             other = second()
-            seen = set()
-            for _ in range(150):
+            seen: set[int] = set()
+            deadline_s = time.monotonic() + 20
+            while len(seen) < 10 and time.monotonic() < deadline_s:
                 stamps = {cell.timestamp for cell in other.read([row])[row].values()}
                 assert len(stamps) <= 1
                 seen |= stamps
-                scanned = {
-                    cell.timestamp for key, found in other.scan(row.table, 0) if key == row.key for cell in found.values()
-                }
+                scanned = {cell.timestamp for key, found in other.scan(row.table, 0) if key == row.key for cell in found.values()}
                 assert len(scanned) <= 1
         finally:
             stop.set()
             writer.join()
-        assert seen
+        assert len(seen) >= 10
 
     def test_a_read_after_a_write_sees_it_from_elsewhere(self, engine: Table, second: Callable[[], Table]) -> None:
         row = fresh_row()

@@ -115,9 +115,7 @@ def check_port(settings: Settings) -> Check:
             probe.bind((host, port))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            return Check(
-                "port", FAIL, f"{settings.listen}: {error.strerror}", "Choose another address with --listen HOST:PORT."
-            )
+            return Check("port", FAIL, f"{settings.listen}: {error.strerror}", "Choose another address with --listen HOST:PORT.")
         return _who_listens(settings.listen)
     return Check("port", OK, f"{settings.listen} is free")
 
@@ -126,13 +124,9 @@ def _who_listens(listen: str) -> Check:
     try:
         answer = get_json(f"{public_url(listen)}/v1/status", 3.0)
     except RoskvaError:
-        return Check(
-            "port", FAIL, f"{listen} is in use by another program", "Stop it, or choose another with --listen HOST:PORT."
-        )
+        return Check("port", FAIL, f"{listen} is in use by another program", "Stop it, or choose another with --listen HOST:PORT.")
     if "members" not in answer:
-        return Check(
-            "port", FAIL, f"another web server answers on {listen}", "Stop it, or choose another with --listen HOST:PORT."
-        )
+        return Check("port", FAIL, f"another web server answers on {listen}", "Stop it, or choose another with --listen HOST:PORT.")
     return Check("port", OK, f"Roskva {answer.get('version', '')} answers on {listen}")
 
 
@@ -141,9 +135,7 @@ def check_directory(settings: Settings) -> Check:
     if not existing.is_dir():
         return Check("data directory", FAIL, f"{existing} is not a directory", "Choose another with --data DIR.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Check(
-            "data directory", FAIL, f"{existing} cannot be written", f"Give this user the right to write it: chown {existing}"
-        )
+        return Check("data directory", FAIL, f"{existing} cannot be written", f"Give this user the right to write it: chown {existing}")
     if existing != settings.data.absolute():
         return Check("data directory", OK, f"{settings.data} will be created")
     return Check("data directory", OK, f"{settings.data} can be written")
@@ -184,9 +176,7 @@ def check_sync(settings: Settings) -> Check:
         return Check("disk sync", FAIL, f"cannot sync in {where}: {error.strerror}", "Choose another disk with --data DIR.")
     shown = f"fsync takes {p50_ms:.2f} ms (p50) on {kind}"
     if kind in _VOLATILE:
-        return Check(
-            "disk sync", WARN, f"{shown}, which is memory", "What is acknowledged is lost with the machine: use a disk."
-        )
+        return Check("disk sync", WARN, f"{shown}, which is memory", "What is acknowledged is lost with the machine: use a disk.")
     if p50_ms > FSYNC_SLOW_MS:
         return Check("disk sync", WARN, f"{shown}, which is slow", "Every publish waits for it: use a faster disk.")
     return Check("disk sync", OK, shown)

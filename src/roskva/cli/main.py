@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        return 130
+        return 1
     except BrokenPipeError:
         # Whoever read our output has gone, as in `roskva watch ... | head`. Python would complain once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,9 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="roskva", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="roskva", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"roskva {version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_service_commands(commands)
@@ -88,9 +86,7 @@ def version() -> str:
         return "(not installed)"
 
 
-def _add(
-    commands: Any, name: str, action: Callable[[argparse.Namespace], int], summary: str, more: str
-) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, action: Callable[[argparse.Namespace], int], summary: str, more: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -111,9 +107,7 @@ def _add_service_commands(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
     for parser in (up, gateway, pipeline, doctor):
         parser.add_argument("--data", metavar="DIR", help="data directory (default: roskva-data)")
-        parser.add_argument(
-            "--listen", metavar="HOST:PORT", help="the public port (default: 127.0.0.1:8470; port 0 picks a free one)"
-        )
+        parser.add_argument("--listen", metavar="HOST:PORT", help="the public port (default: 127.0.0.1:8470; port 0 picks a free one)")
         parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME}, if it is there)")
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=[], help="any setting of docs/settings.md; may be repeated"
@@ -127,9 +121,7 @@ def _add_talking_commands(commands: Any) -> None:
     publish.add_argument("--source", metavar="DEVICE", default="", help="the device that made the change; it is not notified")
     watch = _add(commands, "watch", _watch, "register for objects and print notifications as they come", _WATCH_MORE)
     watch.add_argument("objects", metavar="APPLICATION/NAME", nargs="+")
-    watch.add_argument(
-        "--state", metavar="FILE", type=Path, help="keep the client's state there, and go on with it at the next start"
-    )
+    watch.add_argument("--state", metavar="FILE", type=Path, help="keep the client's state there, and go on with it at the next start")
     watch.add_argument("--count", metavar="N", type=_positive(int), help="end after so many notifications")
     watch.add_argument("--timeout", metavar="SECONDS", type=_positive(float), help="end, with status 1, after so long")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
@@ -200,6 +192,7 @@ def _begin(arguments: argparse.Namespace) -> Settings:
 
     settings = settings_from(arguments)
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection that it closes
     end_with_parent(os.environ)
     return settings
 
@@ -248,8 +241,9 @@ examples:
 _PART_MORE: Final = """\
 `roskva up` runs both parts together; run them one by one under a supervisor of your own. SIGTERM stops it cleanly.
 
-example:
-  roskva gateway --data /var/lib/roskva --listen 0.0.0.0:8470"""
+examples:
+  roskva gateway --data /var/lib/roskva --listen 0.0.0.0:8470
+  roskva pipeline --data /var/lib/roskva"""
 
 _DOCTOR_MORE: Final = """\
 Each check is ok, warn or fail, with what to do. The exit status is 1 if any failed.

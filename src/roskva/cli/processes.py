@@ -34,9 +34,7 @@ class Process(NamedTuple):
 def start(command: Sequence[str], environment: Mapping[str, str], run: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that Ctrl-C at the terminal reaches only us."""
     tied = {**environment, RUN: run, PARENT: str(os.getpid())}
-    return subprocess.Popen(
-        command, env=tied, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    return subprocess.Popen(command, env=tied, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def end_with_parent(environment: Mapping[str, str]) -> None:

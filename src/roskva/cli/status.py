@@ -7,9 +7,11 @@ import json
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from roskva.cli.http import checked_url, get_json
+from roskva.cli.report import PipelineReport, pipeline_report
 
 _FOLLOW_S: Final = 1.0
 _PAGE: Final = 500
@@ -19,33 +21,34 @@ def status(arguments: argparse.Namespace) -> int:
     """0 if the pipeline is alive, else 1: a script may ask."""
     answer = get_json(f"{checked_url(arguments.url)}/v1/status")
     print(json.dumps(answer) if arguments.json else "\n".join(status_lines(answer)))
-    return 0 if _mapping(answer.get("pipeline")).get("alive") else 1
+    report = pipeline_report(answer)
+    return 0 if report is not None and report.alive else 1
 
 
 def status_lines(answer: Mapping[str, Any]) -> list[str]:
     """The status as a small table: one line a topic, so that it fits any terminal."""
-    pipeline = _mapping(answer.get("pipeline"))
+    report = pipeline_report(answer) or PipelineReport()
     members = answer.get("members") or []
     lines = [
         f"version    {answer.get('version', '?')}",
         f"gateways   {len(members)}: {', '.join(_member(member) for member in members)}",
         f"sessions   {answer.get('sessions', 0):,}",
-        f"pipeline   {_pipeline(pipeline)}",
+        f"pipeline   {_pipeline(report)}",
     ]
-    for topic, partitions in sorted(_mapping(pipeline.get("lag")).items()):
-        counts = _mapping(partitions)
+    for topic, counts in sorted(report.lag.items()):
         each = ", ".join(f"{partition}: {count:,}" for partition, count in sorted(counts.items()))
         lines.append(f"  lag      {topic}: {sum(counts.values()):,} records behind ({each})")
     lines.extend(f"  feed     {topic}: {_plain(what)}" for topic, what in sorted(_mapping(answer.get("feed")).items()))
     return lines
 
 
-def _pipeline(report: Mapping[str, Any]) -> str:
-    if not report.get("alive"):
+def _pipeline(report: PipelineReport) -> str:
+    if not report.alive:
         return "not running: updates are kept, and delivered when it is back"
-    age_s = report.get("last_batch_age_s")
-    last = "no batch yet" if age_s is None else f"last batch {report.get('batch')} finished {age_s:.1f} s ago"
-    return f"running, {last}"
+    if report.batch is None:
+        return "running, no batch yet"
+    ago = "" if report.last_batch_age_s is None else f" {report.last_batch_age_s:.1f} s ago"
+    return f"running, finished batch {report.batch}{ago}"
 
 
 def _member(member: Any) -> str:
@@ -64,12 +67,13 @@ def _plain(what: Any) -> str:
 
 def dead_letters(arguments: argparse.Namespace) -> int:
     url = checked_url(arguments.url)
-    left = arguments.limit
-    for letter in read_letters(url, follow=arguments.follow):
-        print(json.dumps(letter) if arguments.json else letter_text(letter), flush=True)
-        left -= 1
-        if left == 0 and not arguments.follow:
-            break
+    letters = read_letters(url, follow=arguments.follow)
+    try:
+        for letter in letters if arguments.follow else islice(letters, arguments.limit):
+            print(json.dumps(letter) if arguments.json else letter_text(letter), flush=True)
+    except KeyboardInterrupt:
+        if not arguments.follow:  # else it is how one ends it
+            raise
     return 0
 
 

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from roskva.cli import processes
 from roskva.cli.http import get_json
+from roskva.cli.report import PipelineReport, pipeline_report
 from roskva.errors import RoskvaError
 
 LOG_BYTES_MAX: Final = 16 << 20  # of one log file; one older one is kept beside it
@@ -47,7 +48,9 @@ class Restarts:
 class Progress:
     """Judges one start of the pipeline by what the gateway reports about it (the field `pipeline` of /v1/status).
 
-    It has stalled when there was work all the while and no batch was finished. A moment without a report is no evidence.
+    It has stalled when there was work all the while and no batch was finished. A moment without a report is no evidence. Nor, until
+    the first batch of this start, is a lag that does not grow: the feed hears of a batch only when the next one begins, so after a
+    restart what it counts as unread may be done already, and nothing is to be expected.
     """
 
     def __init__(self, now: float, stall_s: float, pid: int, start_s: float = PIPELINE_START_S) -> None:
@@ -55,27 +58,25 @@ class Progress:
         self._pid = pid
         self._stall_s, self._start_s = stall_s, start_s
         self._started = self._moved = now
-        self._batch: object = None
+        self._batch: int | None = None
+        self._lag_least: int | None = None
 
-    def observe(self, now: float, report: Mapping[str, Any] | None) -> str | None:
+    def observe(self, now: float, report: PipelineReport | None) -> str | None:
         """Take a report (None: there is none); answers why the pipeline must be restarted, or None."""
         if report is None:
             self._moved = now
             return None
-        of_this_start = report.get("pid", self._pid) == self._pid  # else it is the last word of a predecessor
-        self.running = self.running or (of_this_start and bool(report.get("alive")))
+        of_this_start = report.pid in (None, self._pid)  # else it is the last word of a predecessor
+        self.running = self.running or (of_this_start and report.alive)
         if not self.running:
             return f"did not start within {self._start_s:g} s" if now - self._started > self._start_s else None
-        if report.get("batch") != self._batch or not has_work(report):
-            self._batch, self._moved = report.get("batch"), now
+        self._lag_least = report.lag_total if self._lag_least is None else min(self._lag_least, report.lag_total)
+        has_work = report.lag_total > (self._lag_least if report.batch is None else 0)
+        if report.batch != self._batch or not has_work:
+            self._batch, self._moved = report.batch, now
         if now - self._moved > self._stall_s:
             return f"has work and finished no batch for {self._stall_s:g} s"
         return None
-
-
-def has_work(report: Mapping[str, Any]) -> bool:
-    """Whether records wait, in any partition of any topic: {"lag": {topic: {partition: count}}}."""
-    return any(count > 0 for topic in (report.get("lag") or {}).values() for count in topic.values())
 
 
 class LogFile:
@@ -165,7 +166,7 @@ class Watch(threading.Thread):
     def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = 3.0) -> None:
         super().__init__(name="watch", daemon=True)
         self.answered = 0.0  # when /healthz last answered, by time.monotonic
-        self.pipeline: Mapping[str, Any] | None = None  # its last report; None: no report at the last look
+        self.pipeline: PipelineReport | None = None  # its last report; None: no report at the last look
         self._url, self._interval_s, self._timeout_s = url, interval_s, timeout_s
         self._stopped = threading.Event()
 
@@ -174,8 +175,7 @@ class Watch(threading.Thread):
             try:
                 get_json(f"{self._url}/healthz", self._timeout_s)
                 self.answered = time.monotonic()
-                report = get_json(f"{self._url}/v1/status", self._timeout_s).get("pipeline")
-                self.pipeline = report if isinstance(report, Mapping) else None
+                self.pipeline = pipeline_report(get_json(f"{self._url}/v1/status", self._timeout_s))
             except RoskvaError:
                 self.pipeline = None
             except Exception:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -114,6 +115,14 @@ def _end_predecessor(lock: IO[str]) -> None:
     entries = lock.read().split()
     if len(entries) == 2:
         processes.end_run(entries[1], STOP_GRACE_S)
+
+
+def _spelled() -> str:
+    """How the person at this terminal starts `roskva`: the script may not be in the path."""
+    script = Path(sys.argv[0])
+    if shutil.which("roskva") is None and script.name == "roskva":
+        return os.path.relpath(script)
+    return "roskva"
 
 
 class Display:
@@ -242,10 +251,11 @@ class Supervisor:
     def _welcome(self) -> None:
         application = next(iter(self._settings.applications))
         elsewhere = "" if self._url.endswith(":8470") else f" --url {self._url}"
+        command = _spelled()
         self._show.line()
         self._show.line(f"  demo page   {self._url}/")
-        self._show.line(f"  watch       roskva watch {application}/hello{elsewhere}")
-        self._show.line(f"  publish     roskva publish {application}/hello 7{elsewhere}")
+        self._show.line(f"  watch       {command} watch {application}/hello{elsewhere}")
+        self._show.line(f"  publish     {command} publish {application}/hello 7{elsewhere}")
         self._show.line(f"  logs        {self._settings.data / 'log'}")
         self._show.line("\n  Ctrl-C stops it.")
         if self._arguments.open:

@@ -26,9 +26,7 @@ class Notification:
     version: int | None = None
     epoch: int = 0  # raised when the application is reset; versions compare as (epoch, version)
     seqno: int = 0  # the server's; names the delivery in its acknowledgement
-    session: int = field(
-        default=0, repr=False
-    )  # counts the sessions of this run: a seqno of one may mean something else in the next
+    session: int = field(default=0, repr=False)  # counts the sessions of this run: a seqno of one may mean something else in the next
 
     @property
     def object(self) -> str:
@@ -103,6 +101,4 @@ class Stopped:
     error: RoskvaError
 
 
-Action = (
-    Send | Notify | StatusChanged | RegistrationFailed | ReissueRegistrations | WriteState | Reported | CloseChannel | Stopped
-)
+Action = Send | Notify | StatusChanged | RegistrationFailed | ReissueRegistrations | WriteState | Reported | CloseChannel | Stopped

@@ -10,11 +10,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from roskva.errors import MalformedMessage, ServiceUnreachable
-from roskva.protocol.messages import ServerMessage, decode_server
+from roskva.errors import InvalidSetting, MalformedMessage, ServiceUnreachable
+from roskva.protocol.messages import Config, ServerMessage, decode_server
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,13 @@ class WebSocketChannel:
         tasks = {
             asyncio.create_task(self._read(received), name="roskva-read"),
             asyncio.create_task(self._write(), name="roskva-write"),
-            asyncio.create_task(self._hang_up.wait(), name="roskva-hang-up"),
+            asyncio.create_task(self._hung_up(), name="roskva-hang-up"),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (defect := task.exception()) is not None:
+                    log.error("a connection ended by a defect of this library", exc_info=defect)
             reasons = [str(task.exception() or task.result()) for task in done]
         finally:
             for task in tasks:
@@ -104,6 +108,10 @@ class WebSocketChannel:
             finally:
                 self._queue.task_done()
 
+    async def _hung_up(self) -> str:
+        await self._hang_up.wait()
+        return "closed by this client"
+
     async def _close(self) -> None:
         while not self._queue.empty():
             item = self._queue.get_nowait()
@@ -112,3 +120,18 @@ class WebSocketChannel:
             self._queue.task_done()
         with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
             await asyncio.wait_for(self._socket.close(), CLOSE_S + 1.0)
+
+
+def connect_pause_s(config: Config, failures: int, dice: float) -> float:
+    """The first time quick; then from half of a bound that doubles, up to all of it."""
+    if failures == 0:
+        return config.connect_min_s * dice
+    bound_s = min(config.connect_max_s, config.connect_min_s * 2.0 ** min(failures, 32))
+    return bound_s * (0.5 + dice / 2)
+
+
+def channel_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidSetting(f"{url!r} is not the address of a service: http://HOST:PORT is expected.")
+    return f"{url.rstrip('/')}/v1/channel"

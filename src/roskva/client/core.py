@@ -50,17 +50,9 @@ from roskva.client.handshake import Handshake, Refusal
 from roskva.client.limits import within_reason
 from roskva.client.operations import Operations
 from roskva.client.outbox import Outbox
-from roskva.client.state import StateDamaged, decode_state, encode_state
+from roskva.client.state import encode_state, prior_token
 from roskva.client.syncing import Syncing
-from roskva.errors import (
-    BadRequest,
-    ClientStopped,
-    InvalidApplication,
-    InvalidDevice,
-    RoskvaError,
-    UnknownApplication,
-    from_report,
-)
+from roskva.errors import BadRequest, ClientStopped, RoskvaError, from_report
 from roskva.model import check_application, check_device, name_from_text
 from roskva.protocol import messages
 from roskva.protocol.messages import (
@@ -78,7 +70,6 @@ from roskva.protocol.messages import (
 RESTATING_PAUSES_MAX: Final = 10  # the application may take so many retry_min_s to restate its registrations after a restart
 _NEVER: Final = float("-inf")
 _NOTHING: Final = Summary(count=0, digest="0" * 32)
-_FATAL_AT_FIRST: Final = frozenset(error.code for error in (UnknownApplication, InvalidApplication, InvalidDevice))
 
 
 class ClientCore:
@@ -102,9 +93,8 @@ class ClientCore:
         self.handover = Handover()
         self._outbox = Outbox(self.desired, self.operations, random)
         self.stopped: RoskvaError | None = None  # why, once it is
-        self.state_ignored = ""
         self._handshake = Handshake(check_application(application), check_device(device), nonce)
-        self._handshake.prior = self._prior_token(state)
+        self._handshake.prior, self.state_ignored = prior_token(state, application, device)
         self._random = random
         self._library = library
         self._connected = False
@@ -116,19 +106,6 @@ class ClientCore:
         self._restating_end = _NEVER
         self._server_summary: Summary | None = None
         self._unsettled = 0
-
-    def _prior_token(self, state: bytes | None) -> str:
-        if state is None:
-            return ""
-        try:
-            kept = decode_state(state)
-        except StateDamaged as damage:
-            self.state_ignored = str(damage)
-            return ""
-        if (kept.application, kept.device) != (self._handshake.application, self._handshake.device):
-            self.state_ignored = f"it belongs to device {kept.device!r} of application {kept.application!r}"
-            return ""
-        return kept.token
 
     def start(self, now: float) -> list[Action]:
         """Begin. Every start handshakes (Thialfi 4.1.2), and asks the application for its registrations (4.1.3)."""
@@ -177,13 +154,16 @@ class ClientCore:
 
     def in_sync(self, now: float) -> bool:
         """The server has exactly what is wished for, owes nothing, and said so within two keepalives."""
+        return self._unsettled == 0 and self.confirmed(now)
+
+    def confirmed(self, now: float) -> bool:
+        """The server has exactly what is wished for, and said so within two keepalives; it may owe notifications."""
         return (
             self.stopped is None
             and self._connected
             and bool(self._handshake.token)
             and self._server_summary is not None
             and self.desired.matches(self._server_summary)
-            and self._unsettled == 0
             and not self.operations
             and not self.syncing.in_flight
             and now - self._heard_at < 2 * self.config.keepalive_s
@@ -278,8 +258,7 @@ class ClientCore:
 
     def _reported(self, now: float, error: ErrorReport) -> list[Action]:
         """A message was refused as a whole. What it asked for is repeated by its own timer, not before the server says so."""
-        if not self._handshake.granted_before and error.code in _FATAL_AT_FIRST:
-            # No patience helps: the application names something that does not exist. Once it has worked, we keep trying.
+        if self._handshake.hopeless(error.code):
             return self._end(from_report(error.code, error.message))
         if error.retry_after_s > 0:
             self._quiet_until = max(self._quiet_until, now + min(error.retry_after_s, self.config.retry_max_s))
@@ -304,9 +283,7 @@ class ClientCore:
         if outcome is Refusal.NOT_OURS:
             return []
         if outcome is Refusal.TWO_OF_US:
-            return self._end(
-                ClientStopped("Another client runs with the same state: it superseded this one twice within a minute.")
-            )
+            return self._end(ClientStopped("Another client runs with the same state: it superseded this one twice within a minute."))
         self._server_summary = None
         self._restating_until = None
         if outcome is Refusal.HANDSHAKE:

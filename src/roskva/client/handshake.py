@@ -14,10 +14,11 @@ from enum import Enum
 from typing import Final
 
 from roskva.client.operations import pause_s
-from roskva.errors import SessionSuperseded
+from roskva.errors import InvalidApplication, InvalidDevice, SessionSuperseded, UnknownApplication
 from roskva.protocol.messages import Config, Grant, Init, StartAnew
 
 SUPERSEDED_AGAIN_S: Final = 60.0
+_HOPELESS: Final = frozenset(error.code for error in (UnknownApplication, InvalidApplication, InvalidDevice))
 _NEVER: Final = float("-inf")
 
 
@@ -53,6 +54,10 @@ class Handshake:
     def granted(self, token: str) -> None:
         self.token, self.prior, self._nonce = token, "", ""
         self.granted_before = True
+
+    def hopeless(self, code: str) -> bool:
+        """No patience helps: the application names something that does not exist. Once it has worked, we keep trying."""
+        return not self.granted_before and code in _HOPELESS
 
     def sound(self) -> None:
         """The server speaks to our token."""

@@ -37,3 +37,16 @@ def decode_state(data: bytes) -> KeptState:
     if state.v != STATE_FORMAT:
         raise StateDamaged(f"format {state.v} is unknown to this version of the library")
     return state
+
+
+def prior_token(data: bytes | None, application: str, device: str) -> tuple[str, str]:
+    """The token of the last run, and why there is none although a state was given."""
+    if data is None:
+        return "", ""
+    try:
+        kept = decode_state(data)
+    except StateDamaged as damage:
+        return "", str(damage)
+    if (kept.application, kept.device) != (application, device):
+        return "", f"it belongs to device {kept.device!r} of application {kept.application!r}"
+    return kept.token, ""

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import secrets
 from pathlib import Path
 
-from roskva.errors import InvalidSetting, StateInUse
+from roskva.client.state import KeptState, StateDamaged, decode_state, encode_state
+from roskva.errors import InvalidSetting, RoskvaError, StateInUse
+
+log = logging.getLogger(__name__)
 
 
 class StateFile:
@@ -63,3 +68,41 @@ class StateFile:
             with contextlib.suppress(OSError):
                 os.close(self._lock)
             self._lock = None
+
+
+def new_device() -> str:
+    return secrets.token_hex(8)
+
+
+def open_identity(file: StateFile, application: str, device: str) -> tuple[str, bytes | None]:
+    """Lock and read the file: which device this is (`device`, if given, must agree), and the state for the core, if any.
+
+    A file that cannot be read as a state is replaced, with a warning: this run is a new client. One that belongs to another
+    application or device is left alone, and refused.
+    """
+    kept = file.open()
+    try:
+        state = _decode(file, kept)
+        if state is None:
+            device = device or new_device()
+            file.write(encode_state(application, device, ""))
+            return device, None
+        if state.application != application:
+            raise InvalidSetting(f"The state file {file.path} belongs to the application {state.application!r}.")
+        if device and state.device != device:
+            raise InvalidSetting(f"The state file {file.path} belongs to the device {state.device!r}.")
+    except OSError as error:
+        file.close()
+        raise InvalidSetting(f"The state file {file.path} cannot be written: {error.strerror}.") from None
+    except RoskvaError:
+        file.close()
+        raise
+    return state.device, kept
+
+
+def _decode(file: StateFile, kept: bytes | None) -> KeptState | None:
+    try:
+        return None if kept is None else decode_state(kept)
+    except StateDamaged as damage:
+        log.warning("the state file %s is of no use (%s): this run is a new client", file.path, damage)
+        return None

@@ -69,9 +69,7 @@ class SqliteFeed:
             for topic in TOPICS
             for partition in range(manifest.partitions)
         }
-        self._subscriptions = PartitionFile(
-            manifest, Address("subscriptions", "subscriptions", 0), directory, _SUBSCRIPTION_TABLES
-        )
+        self._subscriptions = PartitionFile(manifest, Address("subscriptions", "subscriptions", 0), directory, _SUBSCRIPTION_TABLES)
         self._wakers = Wakers(directory / "wake")
         manifest.ensure("feed", TOPICS)
         manifest.ensure("subscriptions", ["subscriptions"], 1)
@@ -183,9 +181,7 @@ class SqliteFeed:
         """Within a transaction. Answers the first offset; FeedFull before anything was done."""
         first, used = connection.execute("SELECT next_offset, bytes FROM log").fetchone()
         if used + size > self._bytes_max:
-            raise FeedFull(
-                f"The feed holds {used:,} bytes of unread records in this partition; {self._bytes_max:,} are allowed."
-            )
+            raise FeedFull(f"The feed holds {used:,} bytes of unread records in this partition; {self._bytes_max:,} are allowed.")
         time_ms = time.time_ns() // 1_000_000
         parameters: list[object] = []
         for offset, (key, value, headers) in enumerate(entries, first):
@@ -246,8 +242,7 @@ class SqliteFeed:
         """Drop the oldest records before `floor` as long as `goes(bytes left, time of the record)`."""
         file = self._file(topic, partition)
         statement = (
-            "SELECT offset, time_ms, length(key) + length(headers) + length(value) FROM records"
-            " WHERE offset < ? ORDER BY offset LIMIT ?"
+            "SELECT offset, time_ms, length(key) + length(headers) + length(value) FROM records WHERE offset < ? ORDER BY offset LIMIT ?"
         )
 
         def drop_some(connection: sqlite3.Connection) -> int:

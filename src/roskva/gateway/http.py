@@ -123,9 +123,9 @@ class Routes:
         limit = self.settings.publish_bytes_max
         if request.content_length is not None and request.content_length > limit:
             raise MessageTooLarge(request.content_length, limit)
-        if request.content.is_eof():  # all of it is here already, as usual: no timer
-            return await request.read()
         try:
+            if request.content.is_eof():  # all of it is here already, as usual: no timer
+                return await request.read()
             async with asyncio.timeout(BODY_S):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:  # sent in chunks, so its size is not known

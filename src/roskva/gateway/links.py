@@ -224,6 +224,7 @@ class Link:
         if isinstance(frame, Challenge) and not connection.proven:
             connection.send(Prove(proof(self._links.key, frame.nonce), self._links.member))
             connection.proven = True
+            self._connection = connection  # the challenge may come before `_keep` runs again
             self._links.link_up(self.member.id)
         elif isinstance(frame, Deliver):
             self._links.router.deliver(frame.connection, frame.data)

@@ -44,9 +44,9 @@ _HTTP_STOP_S: Final = 2.0  # for requests under way
 class Gateway:
     """One gateway. `await start()`, then it serves at `url` until `await stop()`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, member_id: str = "") -> None:
         self.settings = settings
-        self.member_id = secrets.token_hex(8)
+        self.member_id = member_id or secrets.token_hex(8)  # of this boot: never used again
         self.metrics = Metrics()
         self.url = ""
         self._http: Callable[[], asyncio.Protocol] | None = None
@@ -94,8 +94,8 @@ class Gateway:
         )
         registry = registry_of(metrics, self.registrar.counters.items, self._gauges)
         publishing = Publishing(settings, feed, manifest.epoch, metrics)
-        routes = Routes(settings, publishing, inspect, registry, metrics, self.port)
-        runner = web.AppRunner(routes.application(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=_HTTP_STOP_S)
+        self.routes = Routes(settings, publishing, inspect, registry, metrics, self.port)
+        runner = web.AppRunner(self.routes.application(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=_HTTP_STOP_S)
         await runner.setup()
         self._http = runner.server
         undo.push_async_callback(runner.cleanup)

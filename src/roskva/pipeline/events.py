@@ -9,18 +9,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from roskva.errors import UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
 from roskva.matcher.forms import Fields, Form, Malformed, check, extract
-from roskva.model import Registration, Update
+from roskva.model import VERSION_MAX, Registration, Update
 from roskva.registrar.events import decode_registration
 
 # Of every row the task needs these, in this order (the Bridge's columns last).
-COLUMNS = (
+COLUMNS: Final = (
     "topic",
     "partition",
     "offset",
@@ -31,8 +31,17 @@ COLUMNS = (
     "object",
     "version",
     "source",
+    "kinds",
     "epoch",
     "again",
+)
+
+# The kinds of object, version and source in JSON for which their text alone is enough: strings and integers.
+PLAIN: Final = frozenset(
+    f"{name},{version}{source}"
+    for name in ("STRING", "BIGINT")
+    for version in ("STRING", "BIGINT")
+    for source in ("", ",STRING", ",BIGINT", ",VOID")
 )
 
 _whole_json = msgspec.json.Decoder(msgspec.Raw)
@@ -86,8 +95,8 @@ def read_events(rows: Iterable[tuple[Any, ...]], forms: Mapping[str, Form], epoc
                 else:
                     events.updates.append((update, origin))
             else:
-                events.registrations.append((decode_registration(origin.value), origin))
-        except (ValueError, TypeError, OverflowError) as error:  # msgspec's and Unicode's errors are ValueErrors
+                events.registrations.append((_read_registration(origin.value), origin))
+        except Exception as error:  # one record must never end the query; the letter says what it was
             reason = Malformed("malformed-message", f"The record is not what this topic holds: {error}.")
             events.letters.append(dead_letter(origin, reason))
     return events
@@ -98,16 +107,32 @@ def _read_update(origin: Origin, bridged: tuple[Any, ...], forms: Mapping[str, F
     if application not in forms:
         error = UnknownApplication(application)
         return Malformed(error.code, str(error))
-    name, version, source, epoch, again = bridged
+    name, version, source, kinds, epoch, again = bridged
     fields: Fields | Malformed
-    if name is None or version is None:
-        fields = extract(origin.value, forms[application])  # not plain: the rules in full, and the reason
-    else:
-        _whole_json.decode(origin.value)  # the JVM's parser stops at the end of the document, whatever follows
+    if kinds in PLAIN and name is not None and version is not None and _is_whole_json(origin.value):
         fields = Fields(name.decode(), version.decode(), None if source is None else source.decode())
+    else:
+        fields = extract(origin.value, forms[application])  # the rules in full, and the reason
     if isinstance(fields, Malformed):
         return fields
     return check(application, epoch_of(application) if epoch is None else epoch, fields, bool(again))
+
+
+def _read_registration(value: bytes) -> Registration:
+    registration = decode_registration(value)
+    in_range = 0 <= registration.seqno <= VERSION_MAX and (registration.held is None or 0 <= registration.held <= VERSION_MAX)
+    if not in_range or not registration.client or registration.object.find(b"\x00") < 1:
+        raise ValueError("a registration that no Registrar makes")
+    return registration
+
+
+def _is_whole_json(value: bytes) -> bool:
+    """The JVM's parser stops at the end of the document, whatever follows, and reads what is not UTF-8 as question marks."""
+    try:
+        _whole_json.decode(value.decode())
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def dead_letter(origin: Origin, why: Malformed) -> Entry:

@@ -102,6 +102,13 @@ class Links:
         with self._lock:
             return set(self._down)
 
+    def close(self) -> None:
+        """Hang up; the probing thread ends by itself."""
+        with self._lock:
+            self._down.clear()
+        for identity in list(self._links):
+            self._hang_up(identity)
+
     def _refresh_members(self, fresh: bool) -> None:
         now_s = time.monotonic()
         if not fresh and now_s - self._viewed_s < _MEMBERS_EVERY_S:

@@ -52,7 +52,6 @@ def start(spark: SparkSession, settings: Settings, folder: Path | None = None) -
     return (
         transform(rows, settings)
         .writeStream.format("noop")
-        .queryName("roskva")
         .option("checkpointLocation", folder.as_uri())
         .option("asyncProgressTrackingEnabled", "true")  # log + commit 20 -> 1 ms a batch
         .option("asyncProgressTrackingCheckpointIntervalMs", "1000")

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -74,7 +75,7 @@ def spark_settings(settings: Settings, scratch: Path) -> dict[str, str]:
         "-XX:TieredStopAtLevel=1",  # C1 only: the optimizing compiler's threads took half a core; 52 -> 45 ms
         "-Xss16m",  # stopping a query in mid-batch unwinds deeply; the default stack overflows
         "-Djava.net.preferIPv4Stack=true",  # the driver is bound to 127.0.0.1
-        f"-Djava.io.tmpdir={scratch}",  # Spark's sockets and libraries die with the scratch folder
+        f"-Djava.io.tmpdir={scratch}",  # what Spark unpacks dies with the scratch folder
         f"-Dlog4j2.configurationFile=file:{_HERE / 'log4j2.properties'}",  # warnings to stderr, one line each
     ]
     return {
@@ -88,7 +89,8 @@ def spark_settings(settings: Settings, scratch: Path) -> dict[str, str]:
         "spark.local.dir": str(scratch),  # shuffle files and blocks stay under the data directory
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),  # else Spark makes a folder in the working directory
         "spark.python.unix.domain.socket.enabled": "true",  # 140 -> 62 ms: two 40 ms gaps a task on TCP are gone
-        "spark.python.unix.domain.socket.dir": str(scratch),  # where they lie; must exist and be short
+        # A socket's path has at most 107 bytes, of which Spark's name for it takes 42.
+        "spark.python.unix.domain.socket.dir": str(scratch if len(str(scratch)) <= 64 else tempfile.gettempdir()),
         "spark.python.worker.reuse": "true",  # workers, and the connections in them, live on from batch to batch
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",  # the default forks a chmod per file
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,  # halves the cost of the checkpoint

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from roskva.errors import BadRequest, RoskvaError, TooManyRegistrations
+from roskva.errors import BadRequest, RoskvaError, TokenInvalid, TooManyRegistrations
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
@@ -60,6 +60,7 @@ from roskva.registrar.row import ClientRow, Standing
 from roskva.table.interface import Cell, Row
 
 _OPERATIONS_PER_WRITE: Final = 400  # two cells each and one for the seqno: below the 1,000 cells that one write takes
+_NUMBERS_KEPT_MAX: Final = 10_000  # of one session, in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Operations:
     def late(self, key: ObjectKey, number: int) -> bool:
         if number <= max(self.last.get(key, 0), self.last_sync):
             return True
+        if len(self.last) >= _NUMBERS_KEPT_MAX:
+            self.last.clear()
         self.last[key] = number
         return False
 
@@ -220,7 +223,7 @@ def operate(
     A repeat of what is pending reuses its seqno and adds nothing; a repeat of what is done is answered at once.
     """
     plan = _Plan.of(row, session)
-    application = row.created.application if row.created else ""
+    application = _application_of(row)
     asked: list[Register | Unregister] = [*register, *unregister]
     for operation in sorted(asked, key=lambda operation: operation.op):
         try:
@@ -234,6 +237,13 @@ def operate(
         except BadRequest as error:
             plan.statuses.append(failed(operation.object, error))
     return plan.decision()
+
+
+def _application_of(row: ClientRow) -> str:
+    """The row of a living session may have been lost or collected under it: nothing may be written into what is left of it."""
+    if row.created is None:
+        raise TokenInvalid("The service no longer has this client.")
+    return row.created.application
 
 
 def _register(plan: _Plan, key: ObjectKey, held: int | None, registrations_max: int) -> None:
@@ -274,7 +284,7 @@ def sync(row: ClientRow, session: int, operations: Operations, request: Sync, re
         mine = bucket_summaries(name_of(key) for key in row.registered())
         return Decision(sync_request=SyncRequest(op=request.op, buckets=differing_buckets(mine, request.summaries)))
     plan = _Plan.of(row, session)
-    application = row.created.application if row.created else ""
+    application = _application_of(row)
     buckets = None if request.buckets is None else set(request.buckets)
     desired: dict[ObjectKey, SyncObject] = {}
     for stated in request.objects or []:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from roskva.config import Settings
-from roskva.errors import RoskvaError, TokenInvalid, TooManyOperations, Unavailable
+from roskva.errors import RoskvaError, TokenElsewhere, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.interface import REGISTRATIONS, Entry
 from roskva.feed.lanes import FeedLanes
 from roskva.model import (
@@ -83,6 +83,7 @@ class Registrar:
         self._rows = Rows(table, settings.partitions, settings.rows_cached_max, clock, epoch_of)
         self._settling_until_s = clock() + settings.settling_s
         self._owned: frozenset[int] = frozenset()
+        self._incarnations: dict[int, int] = {}
         self._orders = Orders()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop_task: asyncio.Task[None] | None = None
@@ -135,6 +136,7 @@ class Registrar:
         self._settling_until_s = self._clock() + self._settings.settling_s
         self.recovery.reread(owned)
         self._owned = owned
+        self._notice_lost_partitions()
         for session in list(self.sessions.values()):
             if not self.owns(client_partition(session.client, self._settings.partitions)):
                 self._leave(session)
@@ -368,6 +370,7 @@ class Registrar:
                 self._tell_settled(now_s)
                 if now_s >= next_second_s:
                     next_second_s = now_s + 1.0
+                    self._notice_lost_partitions()
                     self._keep_alive(now_s)
                     self._rows.evict_idle(self._settings.row_idle_s)
                 if now_s >= next_marks_s:
@@ -380,6 +383,24 @@ class Registrar:
                 log.warning("background work is delayed: %s", error)
             except Exception:
                 log.exception("background work failed; it goes on")
+
+    def _notice_lost_partitions(self) -> None:
+        """A partition of ours that was lost has a new incarnation: its clients are nobody's until they start anew."""
+        for partition in self._owned:
+            try:
+                incarnation = self._table.table.incarnation("registrar", partition)
+            except Unavailable as error:
+                log.warning("%s", error)  # the next look sees what became of it
+                continue
+            if self._incarnations.setdefault(partition, incarnation) == incarnation:
+                continue
+            log.error("Registrar partition %d was lost: its clients start anew", partition)
+            self._incarnations[partition] = incarnation
+            self._rows.drop_all()
+            for session in list(self.sessions.values()):
+                if client_partition(session.client, self._settings.partitions) == partition and session.channel is not None:
+                    self._handshakes.start_anew(session.channel, session.token, TokenElsewhere.code, keep=True)
+                    self._leave(session)
 
     def _tell_settled(self, now_s: float) -> None:
         for session in list(self._unsettled_told):

@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from roskva.errors import PartitionLost, PartitionUnavailable
-from roskva.table.manifest import Address, Manifest, PartitionRecord, _of_the_parent, sync_directory
+from roskva.table.manifest import Address, Manifest, PartitionRecord, inherited, sync_directory
 
-BUSY_S: Final = 0.2  # a partition that is busy for so long is unavailable
+BUSY_S: Final = 0.2  # a partition that is busy for so long, without anybody's progress, is unavailable
+BUSY_MAX_S: Final = 2.0  # the same if others do make progress, but we never get our turn
 RETRY_S: Final = 0.0005  # SQLite's own back-off sleeps up to 100 ms and starves a writer beside a busy one
+UNFINISHED_S: Final = 60.0
 CHECK_S: Final = 1.0  # how old the check of path, inode and incarnation may be for a read
 
 _META: Final = "CREATE TABLE meta (deployment TEXT NOT NULL, incarnation INTEGER NOT NULL, created_ms INTEGER NOT NULL);"
+_UNFINISHED: Final = ".new-"  # in the names of files that a process is making
 
 T = TypeVar("T")
 Identity = tuple[int, int, int, int]  # device, and the inodes of the file, its -wal and its -shm
@@ -34,14 +37,15 @@ Identity = tuple[int, int, int, int]  # device, and the inodes of the file, its 
 class _Handle:
     """An open connection and what it must still find at its path."""
 
-    __slots__ = ("checked_s", "connection", "identity", "incarnation", "path", "size")
+    __slots__ = ("checked_s", "connection", "generation", "identity", "incarnation", "path", "size")
 
-    def __init__(self, connection: sqlite3.Connection, path: str, incarnation: int, identity: Identity, size: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, incarnation: int, identity: Identity, size: int, generation: int) -> None:
         self.connection = connection
         self.path = path
         self.incarnation = incarnation
         self.identity = identity
         self.size = size
+        self.generation = generation
         self.checked_s = time.monotonic()
 
 
@@ -63,27 +67,33 @@ class PartitionFile:
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work`, which only reads. What it sees may be of a file that was lost up to CHECK_S ago."""
         handle = self._borrow(CHECK_S)
-        generation = self._generation
         try:
-            result = _patiently(lambda: work(handle.connection))
+            try:
+                result = work(handle.connection)
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+                result = _once_more(lambda: work(handle.connection))
         except sqlite3.Error as error:
             raise self._failed(handle, error) from error
         except BaseException:
             _close(handle)
             raise
-        self._give_back(handle, generation)
+        self._give_back(handle)
         return result
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction. Returning means: durable, in the file that counts."""
-        if not self._turn.acquire(timeout=BUSY_S):
+        if self._pid != os.getpid():
+            self._leave_to_the_parent()
+        turn = self._turn
+        if not turn.acquire(timeout=BUSY_MAX_S):
             raise PartitionUnavailable(f"{self.address} is busy.", str(self.address))
         try:
             # Writers check after the commit; an old check beforehand only spares work that could not count.
             handle = self._borrow(CHECK_S)
-            generation = self._generation
             try:
-                _patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
+                _begin(handle.connection)
                 result = work(handle.connection)
                 handle.connection.execute("COMMIT")
             except sqlite3.Error as error:
@@ -91,26 +101,22 @@ class PartitionFile:
             except BaseException:
                 with suppress(sqlite3.Error):
                     handle.connection.execute("ROLLBACK")
-                self._give_back(handle, generation)
+                self._give_back(handle)
                 raise
         finally:
-            self._turn.release()
+            turn.release()
         self._confirm(handle)
-        self._give_back(handle, generation)
+        self._give_back(handle)
         return result
 
     def incarnation(self, age_s: float = 0.0) -> int:
         """The incarnation that is open here and named by the manifest, checked up to `age_s` seconds ago."""
-        for attempt in (1, 2):
-            try:
-                handle = self._borrow(age_s)
-            except PartitionLost:
-                if attempt == 2:
-                    raise
-                continue  # the loss is recorded: the next attempt opens its successor
-            self._give_back(handle, self._generation)
-            return handle.incarnation
-        raise AssertionError
+        try:
+            handle = self._borrow(age_s)
+        except PartitionLost:
+            handle = self._borrow(age_s)  # the loss is recorded: this opens its successor
+        self._give_back(handle)
+        return handle.incarnation
 
     def path(self) -> Path:
         """Where the present incarnation's file is."""
@@ -120,7 +126,7 @@ class PartitionFile:
         self._generation += 1
         idle, self._idle = self._idle, []
         if self._pid != os.getpid():
-            _of_the_parent.extend(idle)
+            inherited.extend(idle)
             return
         for handle in idle:
             _close(handle)
@@ -131,10 +137,14 @@ class PartitionFile:
         self._generation = 0
         self._turn = threading.Lock()
 
+    def _leave_to_the_parent(self) -> None:
+        """We were forked: neither connections nor locks of the parent are ours."""
+        inherited.extend(self._idle)
+        self._reset()
+
     def _borrow(self, age_s: float) -> _Handle:
         if self._pid != os.getpid():
-            _of_the_parent.extend(self._idle)
-            self._reset()
+            self._leave_to_the_parent()
         try:
             handle = self._idle.pop()
         except IndexError:
@@ -143,8 +153,8 @@ class PartitionFile:
             self._confirm(handle)
         return handle
 
-    def _give_back(self, handle: _Handle, generation: int) -> None:
-        if generation == self._generation:
+    def _give_back(self, handle: _Handle) -> None:
+        if handle.generation == self._generation:
             self._idle.append(handle)
         else:
             _close(handle)
@@ -166,14 +176,16 @@ class PartitionFile:
         handle.size = found[1]
         handle.checked_s = time.monotonic()
 
-    def _failed(self, handle: _Handle, error: sqlite3.Error) -> PartitionUnavailable:
-        """What an error of SQLite means for the caller. The connection is not used again, but for a busy one."""
-        generation = self._generation
+    def _failed(self, handle: _Handle, error: sqlite3.Error) -> PartitionUnavailable | ValueError:
+        """What an error of SQLite means for the caller. The connection is used again only if it was not to blame."""
         with suppress(sqlite3.Error):
             if handle.connection.in_transaction:
                 handle.connection.execute("ROLLBACK")
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-            self._give_back(handle, generation)
+        if isinstance(error, sqlite3.IntegrityError) or "binding parameter" in str(error):
+            self._give_back(handle)
+            return ValueError(f"{self.address} does not take this: {error}")
+        if _is_busy(error):
+            self._give_back(handle)
             return PartitionUnavailable(f"{self.address} is busy.", str(self.address))
         if _means_lost(error):
             _close(handle)
@@ -208,6 +220,7 @@ class PartitionFile:
 
     def _open_created(self, deployment: str, record: PartitionRecord) -> _Handle:
         path = str(self._path_of(record))
+        generation = self._generation
         before = _inode(path)
         if before is None or _log_was_deleted(path):
             raise self._lost(record.incarnation, "was deleted")
@@ -229,12 +242,12 @@ class PartitionFile:
             connection.close()
             raise self._lost(record.incarnation, "was replaced")
         connection.execute("PRAGMA busy_timeout=0")  # from here on we wait ourselves, see RETRY_S
-        return _Handle(connection, path, record.incarnation, found[0], found[1])
+        return _Handle(connection, path, record.incarnation, found[0], found[1], generation)
 
     def _create(self, deployment: str, record: PartitionRecord) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._path_of(record)
-        fresh = path.with_name(f"{path.name}.new-{os.getpid()}-{threading.get_ident()}")
+        fresh = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}-{threading.get_ident()}")
         try:
             connection = sqlite3.connect(fresh, isolation_level=None)
             try:
@@ -253,37 +266,68 @@ class PartitionFile:
 
     def _place(self, fresh: Path, path: Path) -> None:
         """Put earlier incarnations aside, of each partition the last one, and the new file in its place."""
-        aside = self._directory / "lost"
         prefix = f"{self.address.name}-{self.address.partition}."
-        stale = [name for name in os.listdir(self._directory) if name.startswith(prefix) and name != fresh.name]
-        if any(name.endswith(".db") for name in stale):
+        names = [name for name in os.listdir(self._directory) if name.startswith(prefix)]
+        for name in names:
+            if _UNFINISHED in name and name != fresh.name and _is_old(self._directory / name):
+                (self._directory / name).unlink(missing_ok=True)
+        earlier = [name for name in names if _UNFINISHED not in name]
+        if earlier:
+            aside = self._directory / "lost"
             aside.mkdir(exist_ok=True)
             for name in os.listdir(aside):
                 if name.startswith(prefix):
                     (aside / name).unlink(missing_ok=True)
-        for name in stale:
-            with suppress(FileNotFoundError):
-                if ".new-" in name or not aside.is_dir():
-                    os.unlink(self._directory / name)
-                else:
+            for name in earlier:
+                with suppress(FileNotFoundError):
                     os.replace(self._directory / name, aside / name)
         os.replace(fresh, path)
         sync_directory(self._directory)
 
 
-def _patiently(work: Callable[[], T]) -> T:
-    """Try for BUSY_S while another connection holds the lock."""
-    deadline_s = 0.0
+def _is_old(path: Path) -> bool:
+    """Whoever began this file has died: to make one takes milliseconds."""
+    try:
+        return time.time() - os.stat(path).st_mtime > UNFINISHED_S
+    except FileNotFoundError:
+        return False
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Take the write lock. A writer that was stopped inside its transaction must not hold us up; a busy one may, for a while."""
+    give_up_s = quiet_until_s = 0.0
+    version: object = None
     while True:
         try:
-            return work()
+            connection.execute("BEGIN IMMEDIATE")
+            return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            if not _is_busy(error):
                 raise
-            deadline_s = deadline_s or time.monotonic() + BUSY_S
-            if time.monotonic() >= deadline_s:
-                raise
+            now_s = time.monotonic()
+            give_up_s = give_up_s or now_s + BUSY_MAX_S
+            if now_s >= quiet_until_s:
+                before, version = version, connection.execute("PRAGMA data_version").fetchone()
+                if before == version or now_s >= give_up_s:
+                    raise
+                quiet_until_s = now_s + BUSY_S
         time.sleep(RETRY_S)
+
+
+def _once_more(read: Callable[[], T]) -> T:
+    """Readers wait for nobody, but for whoever recovers the log after a crash or tidies it up at a last close."""
+    deadline_s = time.monotonic() + BUSY_S
+    while True:
+        time.sleep(RETRY_S)
+        try:
+            return read()
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() >= deadline_s:
+                raise
 
 
 def _close(handle: _Handle) -> None:

@@ -32,7 +32,7 @@ RECOVERING: Final = "recovering"  # created again; what is absent from it may ha
 BUSY_S: Final = 1.0
 
 # Connections that a fork copied into this process. They belong to the parent: to close them here would be to speak for it.
-_of_the_parent: list[object] = []
+inherited: list[object] = []
 _INCARNATION_IN_NAME: Final = re.compile(r"\.(\d{1,18})\.db$")
 
 _TABLES: Final = """
@@ -83,7 +83,7 @@ class Manifest:
     _identity: tuple[int, int] | None
     _data_version: int
     _snapshot: Snapshot | None
-    _checked_s: float
+    _checked_s: float  # when the last look began
 
     def __init__(self, path: Path, partitions: int, data_center: str) -> None:
         self.path = path
@@ -102,16 +102,21 @@ class Manifest:
     def snapshot(self, age_s: float = 0.0) -> Snapshot:
         """What the manifest says now, or said up to `age_s` seconds ago. Costs microseconds while nothing changed."""
         if self._pid != os.getpid():
-            _of_the_parent.append(self._connection)
+            inherited.append(self._connection)
             self._reset()
+        oldest_s = time.monotonic() - age_s
         cached = self._snapshot
-        if cached is not None and age_s and time.monotonic() - self._checked_s < age_s:
+        if cached is not None and self._checked_s > oldest_s:
             return cached
         with self._lock:
+            # Whoever waited for a look that began after its own call need not look again: lanes come here all at once.
+            if self._snapshot is not None and self._checked_s > oldest_s:
+                return self._snapshot
             return self._guarded(self._refreshed)
 
     def record(self, kind: str, name: str, partition: int) -> PartitionRecord:
-        return self.snapshot().records[Address(kind, name, partition)]
+        """What holds for one partition. One that a manifest begun anew has not heard of yet is lost."""
+        return self.snapshot().records.get(Address(kind, name, partition), PartitionRecord(0, LOST, False))
 
     def epoch(self, application: str) -> int:
         return self.snapshot().epochs.get(application, 0)
@@ -170,8 +175,7 @@ class Manifest:
 
         def complete(connection: sqlite3.Connection) -> bool:
             cursor = connection.execute(
-                "UPDATE partitions SET state = ?"
-                " WHERE kind = ? AND name = ? AND partition = ? AND incarnation = ? AND created = 1",
+                "UPDATE partitions SET state = ? WHERE kind = ? AND name = ? AND partition = ? AND incarnation = ? AND created = 1",
                 (COMPLETE, kind, name, partition, incarnation),
             )
             return cursor.rowcount == 1
@@ -183,16 +187,16 @@ class Manifest:
 
         def rise(connection: sqlite3.Connection) -> int:
             connection.execute("INSERT OR IGNORE INTO epochs VALUES (?, 0)", (application,))
-            connection.execute(
-                "UPDATE epochs SET epoch = epoch + 1 WHERE application = ? AND epoch = ?", (application, seen_epoch)
-            )
+            connection.execute("UPDATE epochs SET epoch = epoch + 1 WHERE application = ? AND epoch = ?", (application, seen_epoch))
             return int(connection.execute("SELECT epoch FROM epochs WHERE application = ?", (application,)).fetchone()[0])
 
         return self._change(rise)
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            return
         with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
             self._connection = None
             self._snapshot = None
@@ -242,6 +246,7 @@ class Manifest:
             raise PartitionUnavailable(f"The manifest {self.path.name} cannot be used: {error}.", "manifest") from error
 
     def _refreshed(self) -> Snapshot:
+        began_s = time.monotonic()
         identity = _identity_of(self.path)
         if self._connection is None or identity is None or identity != self._identity:
             if self._connection is not None:
@@ -253,7 +258,7 @@ class Manifest:
         if self._snapshot is None or data_version != self._data_version:
             self._snapshot = self._load(self._connection)
             self._data_version = data_version
-        self._checked_s = time.monotonic()
+        self._checked_s = began_s
         return self._snapshot
 
     def _open(self) -> None:
@@ -285,15 +290,11 @@ class Manifest:
         if int(facts["schema"]) > SCHEMA:
             problem = f"The data directory {self.path.parent} was made by a later version of Roskva."
         elif int(facts["partitions"]) != self.partitions:
-            problem = (
-                f"The data directory {self.path.parent} has {facts['partitions']} partitions,"
-                f" the settings say {self.partitions}: their number is fixed when the data directory is created."
-            )
+            problem = f"The data directory {self.path.parent} has {facts['partitions']} partitions, the settings say {self.partitions}:"
+            problem += " their number is fixed when the data directory is created."
         elif facts["data_center"] != self.data_center:
-            problem = (
-                f"The data directory {self.path.parent} belongs to the data center {facts['data_center']!r},"
-                f" the settings say {self.data_center!r}."
-            )
+            problem = f"The data directory {self.path.parent} belongs to the data center {facts['data_center']!r},"
+            problem += f" the settings say {self.data_center!r}."
         if problem:
             connection.close()
             raise InvalidSetting(problem)

@@ -68,8 +68,8 @@ class MarkReader:
     """One reader's cursor over the marks of the partitions that it looks after.
 
     Duties of the caller, each round: `plan`, read the plan's rows, `take` what was read. A round whose read failed is not
-    taken, and the next one covers it. `forget` a partition when it is no longer ours: if it comes back, all its marks are new. Marks whose
-    names begin with `own` are this reader's own: what it marked itself it also remembers.
+    taken, and the next one covers it. `forget` a partition that is no longer ours: if it comes back, all its marks are new.
+    Marks whose names begin with `own` are this reader's own: what it marked itself it also remembers, until it forgets.
     """
 
     def __init__(self, bucket_s: float, retention_s: float, full_pass_s: float = FULL_PASS_S, own: bytes | None = None) -> None:
@@ -110,13 +110,10 @@ class MarkReader:
                 seen: set[bytes] = set()  # something came late: look at all of this bucket once more
             else:
                 seen = self._seen.get(row, set())
-            clients.update(
-                dict.fromkeys(
-                    ClientId((cell.value or b"").decode())
-                    for name, cell in cells.items()
-                    if name not in seen and not (self._own is not None and name.startswith(self._own))
-                )
-            )
+            own = self._own if row.partition in self._full_at_s else None
+            for name, cell in cells.items():
+                if name not in seen and not (own is not None and name.startswith(own)):
+                    clients[ClientId((cell.value or b"").decode())] = None
             self._remember(row, cells, bucket_of(row) >= recent)
         for partition in plan.full:
             self._full_at_s[partition] = plan.now_s

@@ -1,0 +1,111 @@
+"""Who used how much of this machine: CPU seconds and memory of the processes of one run, from /proc.
+
+Every process of a run carries the run's name in its environment, as the children of its children do. What the rest of the
+machine did in the same time is counted too: a run beside other work says so by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+RUN_VARIABLE: Final = "ROSKVA_BENCH_RUN"
+GATEWAY: Final = "gateway"
+SUPERVISOR: Final = "supervisor"
+DRIVER: Final = "pipeline driver"
+JVM: Final = "Spark JVM"
+PLANNER: Final = "Python planner"  # latestOffset and partitions of the source, one process
+WORKERS: Final = "Python workers"  # source readers, Matcher tasks, and Spark's daemons that fork them
+GENERATOR: Final = "load generator"
+OTHERS: Final = "others on this machine"
+SERVICE: Final = (GATEWAY, SUPERVISOR, DRIVER, JVM, PLANNER, WORKERS)
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """CPU seconds so far, by process."""
+
+    at_s: float
+    by_process: dict[tuple[int, str], float]
+    busy_s: float  # of all cores of the machine, whoever used them
+
+    def until(self, later: Snapshot) -> dict[str, float]:
+        """CPU seconds between two snapshots, by role. A process that ended in between is not counted."""
+        used: dict[str, float] = {}
+        for process, seconds in later.by_process.items():
+            role = process[1]
+            used[role] = used.get(role, 0.0) + seconds - self.by_process.get(process, 0.0)
+        others = later.busy_s - self.busy_s - sum(used.values())
+        return {role: round(seconds, 2) for role, seconds in used.items()} | {OTHERS: round(max(0.0, others), 2)}
+
+
+def snapshot(run: str) -> Snapshot:
+    by_process = {(pid, role): _cpu_s(pid) for pid, role in processes(run).items()}
+    by_process[os.getpid(), GENERATOR] = time.process_time()
+    return Snapshot(time.monotonic(), by_process, _machine_busy_s())
+
+
+def processes(run: str) -> dict[int, str]:
+    """The processes that carry the run's name, with what each is for."""
+    wanted = f"{RUN_VARIABLE}={run}".encode()
+    found: dict[int, str] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                command = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace").split("\0")
+                found[int(name)] = _role(command)
+    return found
+
+
+def _role(command: list[str]) -> str:
+    text = " ".join(command)
+    if "python_streaming_source_runner" in text:
+        return PLANNER
+    if "pyspark.daemon" in text or "pyspark.worker" in text or "pyspark.sql.worker" in text:
+        return WORKERS
+    if os.path.basename(command[0]) == "java":
+        return JVM
+    if "-m roskva gateway" in text:
+        return GATEWAY
+    if "-m roskva pipeline" in text:
+        return DRIVER
+    return SUPERVISOR
+
+
+def memory_kib(pid: int) -> int:
+    """Resident memory of a process. What the kernel holds for its sockets is not in it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
+
+
+def memory_by_role_mib(run: str) -> dict[str, float]:
+    """Resident memory by role; pages that forked workers share are counted in each of them."""
+    used: dict[str, float] = {}
+    for pid, role in processes(run).items():
+        with contextlib.suppress(OSError):
+            used[role] = used.get(role, 0.0) + memory_kib(pid) / 1024
+    return {role: round(mib, 1) for role, mib in used.items()}
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0.0
+    parts = text[text.rindex(")") + 2 :].split()  # the command before it may hold blanks and brackets
+    return (int(parts[11]) + int(parts[12])) / _TICKS_PER_S
+
+
+def _machine_busy_s() -> float:
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S

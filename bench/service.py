@@ -1,0 +1,176 @@
+"""A real service for one measurement: `roskva up`, or a gateway alone, in a temporary data directory on a free port.
+
+Everything that it starts carries the name of the run, and is ended with it, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from bench import accounting
+from roskva.config import Settings
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+APPLICATION: Final = "demo"
+START_S: Final = 120.0
+_STOP_S: Final = 15.0
+_RESTARTED: Final = "it is started again"  # what `up` says when a part died or hung
+# After a change of members, that is also after a start, a gateway trusts no row in its memory for `settling_s`. A measurement
+# is of what comes after: the default of 120 s would only be waited for.
+BASE_SETTINGS: Final = {"settling_s": "15"}
+
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class BenchFailed(Exception):
+    """The service did not do what a measurement needs; its log says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    run: str
+    url: str
+    data: Path
+    process: subprocess.Popen[bytes]
+    changed: dict[str, str]  # settings that differ from their defaults
+    parts: str  # what runs, in words
+    output: Path  # what it prints
+
+    @property
+    def settings(self) -> Settings:
+        """Enough of them to open feed and tables beside the service."""
+        return Settings(data=self.data)
+
+    def cpu(self) -> accounting.Snapshot:
+        return accounting.snapshot(self.run)
+
+    def pid(self, role: str) -> int:
+        for pid, found in accounting.processes(self.run).items():
+            if found == role:
+                return pid
+        raise BenchFailed(f"There is no process of the {role}.")
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.get("/v1/status"))
+        return answer
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics, by its name with labels."""
+        samples: dict[str, float] = {}
+        for line in self.get("/metrics").decode().splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                samples[name] = float(value)
+        return samples
+
+    def get(self, path: str) -> bytes:
+        with _opener.open(self.url + path, timeout=10.0) as answer:
+            body: bytes = answer.read()
+        return body
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")[-4000:]
+
+    def check(self) -> None:
+        """A measurement over a restart of one of its parts would be of something else."""
+        if self.process.poll() is not None or _RESTARTED in self.said():
+            raise BenchFailed(f"A part of the service ended during the measurement. It said:\n{self.said()}")
+
+
+@contextlib.contextmanager
+def running(changed: Mapping[str, str] | None = None, pipeline: bool = True) -> Iterator[Service]:
+    """Start the service, wait until it answers, and end every process of it afterwards."""
+    run = secrets.token_hex(8)
+    folder = Path(tempfile.mkdtemp(prefix="roskva-bench-"))
+    settings = {**BASE_SETTINGS, **(changed or {})}
+    listen = f"127.0.0.1:{_free_port()}"
+    command = [sys.executable, "-m", "roskva", "up" if pipeline else "gateway", "--data", str(folder / "data"), "--listen", listen]
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    say(f"starting {'the service' if pipeline else 'a gateway'} on {listen}")
+    try:
+        with (folder / "output").open("wb") as output:
+            process = _start(command, run, output)
+            parts = "gateway and pipeline (roskva up)" if pipeline else "gateway only"
+            service = Service(run, f"http://{listen}", folder / "data", process, settings, parts, folder / "output")
+            try:
+                _wait_until_ready(service, pipeline)
+                yield service
+                service.check()
+            finally:
+                _end(service)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(command: list[str], run: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROSKVA_")}
+    paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), accounting.RUN_VARIABLE: run}
+    # Without a settings file of the developer's: measured is what anybody gets.
+    return subprocess.Popen(
+        [*command],
+        env=environment,
+        cwd=Path(output.name).parent,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _wait_until_ready(service: Service, pipeline: bool) -> None:
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < START_S:
+        if service.process.poll() is not None:
+            break
+        with contextlib.suppress(OSError, urllib.error.URLError, ValueError, KeyError):
+            if service.status()["pipeline"]["state"] == "running" or not pipeline:
+                say(f"ready after {time.monotonic() - began_s:.1f} s")
+                return
+        time.sleep(0.2)
+    raise BenchFailed(f"The service was not ready within {START_S:g} s. It said:\n{service.said()}")
+
+
+def _end(service: Service) -> None:
+    """The clean way, then by force, until no process carries the run's name."""
+    with contextlib.suppress(ProcessLookupError):
+        service.process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        service.process.wait(_STOP_S)
+    for _ in range(40):
+        left = accounting.processes(service.run)
+        if not left:
+            break
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    service.process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"  {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

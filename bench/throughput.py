@@ -1,0 +1,166 @@
+"""throughput: the highest rate of notifications that are delivered and acknowledged with p99 below 2 s.
+
+The rate of publishes, in batches, is raised step by step until a step fails; one more step halfway to the failure refines it. A step
+passes if every client ends at the latest version of everything, and the time from publish to client stays below the limit at p99. Updates
+of one object that meet in a batch of the pipeline collapse to the last, as they should: only what really arrived is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from bench.clients import Fleet
+from bench.load import Publishers, until
+from bench.report import Aim, Result, percentiles
+from bench.service import BenchFailed, Service, running, say
+from bench.world import Options, Window, World, run
+
+CLIENTS: Final = 1_000
+P99_LIMIT_MS: Final = 2_000.0
+AIM_PER_S: Final = 13_000.0
+STEP_S: Final = 8.0
+BATCH: Final = 50
+# Notifications per second that are offered, until a step fails.
+STEPS_PER_S: Final = (2_000, 4_000, 6_000, 8_000, 10_000, 13_000, 16_000, 20_000, 25_000, 32_000, 40_000)
+# fan-out: registrations of each client. Enough objects that few updates of one of them meet in a batch.
+FAN_OUTS: Final = {5: 10, 1: 10}
+_CONNECTIONS: Final = 16
+_DRAIN_S: Final = 15.0
+_WARM_UP_S: Final = 6.0
+
+
+def measure(options: Options) -> Result:
+    with running(options.settings) as service:
+        return measure_on(service, options)
+
+
+def measure_on(service: Service, options: Options) -> Result:
+    return run(_measure(service, options))
+
+
+async def _measure(service: Service, options: Options) -> Result:
+    clients = options.clients or CLIENTS
+    seconds = options.seconds or STEP_S
+    steps = [float(rate) for rate in STEPS_PER_S] if options.rate is None else [options.rate]
+    fan_outs: dict[str, Any] = {}
+    best_cpu: dict[str, float] = {}
+    window_s = 0.0
+    for fan_out, registrations in FAN_OUTS.items():
+        world = World(clients, registrations, fan_out, prefix=f"f{fan_out}-")
+        found, window = await _climb(service, world, steps, seconds, refine=options.rate is None)
+        fan_outs[str(fan_out)] = found
+        if window is not None and not best_cpu:
+            best_cpu, window_s = window.cpu_seconds, window.seconds
+    return Result(
+        name="throughput",
+        settings={
+            "load": f"{clients:,} clients; publishes in batches of {BATCH}; steps of {seconds:g} s",
+            "registrations_per_client": {str(fan_out): count for fan_out, count in FAN_OUTS.items()},
+            "service": service.parts,
+            "changed": service.changed,
+        },
+        warm_up=f"registrations, then {min(_WARM_UP_S, seconds):g} s at the first step's rate",
+        figures={"fan_outs": fan_outs},
+        aims=[
+            Aim(f"delivered at a fan-out of {fan_out}, p99 < 2 s", "/s", AIM_PER_S, found["highest_per_s"], larger_is_better=True)
+            for fan_out, found in fan_outs.items()
+        ],
+        cpu_seconds=best_cpu,
+        cpu_window_s=window_s,
+    )
+
+
+async def _climb(service: Service, world: World, rates: list[float], seconds: float, refine: bool) -> tuple[dict[str, Any], Window | None]:
+    """Steps upwards until one fails; answers them, and the window of the best that passed."""
+    fleet = Fleet(service.url)
+    steps: list[dict[str, Any]] = []
+    best: tuple[float, Window] | None = None
+    try:
+        await fleet.join(world.clients, world.names_of(), prefix=f"fan-out-{world.fan_out}")
+        async with Publishers(service.url, world.objects, _CONNECTIONS) as publishers:
+            await publishers.paced(rates[0] / world.fan_out, min(_WARM_UP_S, seconds), BATCH)
+            await _caught_up(fleet, publishers)
+            waiting = list(rates)
+            passed = 0.0
+            while waiting:
+                offered = waiting.pop(0)
+                step, window = await _step(service, world, fleet, publishers, offered, seconds)
+                steps.append(step)
+                say(
+                    f"fan-out {world.fan_out}: offered {offered:,.0f}/s, delivered {step['delivered_per_s']:,.0f}/s,"
+                    f" p99 {step['p99_ms']:,.0f} ms: {'passed' if step['passed'] else 'failed'}"
+                )
+                if step["passed"]:
+                    passed = offered
+                    if best is None or step["delivered_per_s"] > best[0]:
+                        best = step["delivered_per_s"], window
+                else:
+                    waiting = [(passed + offered) / 2] if refine else []
+                    refine = False
+    finally:
+        fleet.close()
+    highest = best[0] if best is not None else 0.0
+    return {"objects": len(world.objects), "highest_per_s": highest, "steps": steps}, None if best is None else best[1]
+
+
+async def _step(
+    service: Service, world: World, fleet: Fleet, publishers: Publishers, offered: float, seconds: float
+) -> tuple[dict[str, Any], Window]:
+    first = publishers.last_version + 1
+    fleet.heard.clear()
+    publishers.answers_ms = publishers.answers_ms[:0]
+    refused = publishers.refused
+    window = await asyncio.to_thread(Window, service)
+    began_s = time.time()
+    kept_up = await publishers.paced(offered / world.fan_out, seconds, BATCH)
+    complete = await _caught_up(fleet, publishers)
+    await asyncio.to_thread(window.end)
+    heard = fleet.heard
+    last_s = heard.received_s[-1] if len(heard) else began_s
+    took_s = max(seconds, last_s - began_s)
+    times_ms = [
+        (received_s - publishers.published_s[version]) * 1000
+        for version, received_s in zip(heard.versions, heard.received_s, strict=True)
+        if version >= first
+    ]
+    expected = world.fan_out * (publishers.last_version + 1 - first)
+    parts = percentiles(times_ms)
+    milestones = window.milestones()
+    step = {
+        "offered_per_s": offered,
+        "delivered_per_s": round(len(heard) / took_s, 1),
+        "p50_ms": parts["p50"],
+        "p99_ms": parts["p99"],
+        "delivered": len(heard),
+        "collapsed": expected - len(times_ms) if complete else 0,
+        "repeated": heard.repeated,
+        "written": milestones.get("stored", 0),
+        "refused": publishers.refused - refused,
+        "publish_p99_ms": percentiles(publishers.answers_ms)["p99"],
+        "batches": window.batches,
+        "cpu_s": window.cpu_seconds,
+        "passed": bool(kept_up and complete and parts["p99"] < P99_LIMIT_MS and publishers.refused == refused),
+    }
+    return step, window
+
+
+async def _caught_up(fleet: Fleet, publishers: Publishers) -> bool:
+    """Whether every client has the latest version of everything within the time to drain."""
+    await publishers.drained(_DRAIN_S * 4)
+    latest = {publishers.object_of(version): version for version in range(1, publishers.last_version + 1)}
+
+    def behind() -> bool:
+        return any(client.known.get(name, 0) < latest.get(name, 0) for client in fleet.clients for name in client.names)
+
+    deadline_s = time.monotonic() + _DRAIN_S
+    while behind():
+        if time.monotonic() > deadline_s:
+            if fleet.alive() < len(fleet.clients):
+                raise BenchFailed(f"{len(fleet.clients) - fleet.alive()} clients lost their connection.")
+            return False
+        count = len(fleet.heard)
+        await until(lambda seen=count: len(fleet.heard) > seen, 0.25)  # type: ignore[misc]
+        await asyncio.sleep(0.1)
+    return True

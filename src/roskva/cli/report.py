@@ -1,0 +1,50 @@
+"""What /v1/status says about the pipeline, read tolerantly: a command may be older or newer than the service that it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReport:
+    alive: bool = False
+    pid: int | None = None
+    batch: int | None = None  # the last one that was finished; None: none since its start
+    last_batch_age_s: float | None = None
+    lag: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # records not yet processed, by topic and partition
+
+    @property
+    def lag_total(self) -> int:
+        return sum(count for partitions in self.lag.values() for count in partitions.values())
+
+
+def pipeline_report(status: Mapping[str, Any]) -> PipelineReport | None:
+    """The report in a status; None if it has none.
+
+    It lives if the service says so (`alive`), or if its own last word was that it runs (`state`).
+    """
+    report = status.get("pipeline")
+    if not isinstance(report, Mapping):
+        return None
+    batch, pid, age_s = report.get("batch"), report.get("pid"), report.get("last_batch_age_s")
+    return PipelineReport(
+        alive=bool(report.get("alive")) or report.get("state") == "running",
+        pid=pid if isinstance(pid, int) else None,
+        batch=batch if isinstance(batch, int) and batch >= 0 else None,
+        last_batch_age_s=float(age_s) if isinstance(age_s, int | float) else None,
+        lag=_lag(report.get("lag")),
+    )
+
+
+def _lag(value: Any) -> dict[str, dict[str, int]]:
+    """By topic and partition, whether it came as {"updates": {"0": 1}} or as {"updates/0": 1}."""
+    found: dict[str, dict[str, int]] = {}
+    for name, counts in (value if isinstance(value, Mapping) else {}).items():
+        if isinstance(counts, Mapping):
+            found.setdefault(str(name), {}).update({str(partition): int(count) for partition, count in counts.items()})
+        elif isinstance(counts, int):
+            topic, _, partition = str(name).rpartition("/")
+            found.setdefault(topic, {})[partition] = counts
+    return found

@@ -1,0 +1,397 @@
+"""`roskva.Client`: the client's core with a WebSocket, a clock, dice and a state file (Thialfi 3.3; asyncio).
+
+The shell decides nothing about the protocol. It feeds the core, carries out its actions in order, keeps one timer for the
+core's next deadline, connects again when a connection ends, and brings notifications to the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+
+from roskva.client import actions
+from roskva.client.actions import Action, Notification
+from roskva.client.callbacks import Callback, Callbacks, call, key_of
+from roskva.client.channel import WebSocketChannel, channel_url, connect_pause_s
+from roskva.client.core import ClientCore
+from roskva.client.mailbox import Mailbox
+from roskva.client.statefile import StateFile, new_device, open_identity
+from roskva.errors import ClientStopped, InvalidName, InvalidVersion, ServiceUnreachable
+from roskva.model import check_application, check_device, name_from_text, name_to_text, version_from_number
+from roskva.protocol.messages import Config, ServerMessage, encode
+
+log = logging.getLogger(__name__)
+
+LIBRARY: Final = "roskva-python/1"
+DRAIN_S: Final = 1.0  # how long a closing client waits for its last acknowledgements to be sent
+
+
+class Client:
+    """Registers for objects, and is told of their latest versions.
+
+    `url` is where the service is; `state` a file in which the client's identity is kept between runs (without it every run is
+    a new client); `device` the client's own id, unique per installation, by which publishers may name the source of a change
+    (without it a random one, kept in the state file).
+
+    >>> import asyncio, os
+    >>> from roskva import Client, Publisher
+    >>> url = os.environ["ROSKVA_URL"]
+    >>> async def watch(name):
+    ...     async with Client(url, application="demo") as client, Publisher(url, application="demo") as publisher:
+    ...         await client.register(name)
+    ...         await publisher.publish(name, 7)
+    ...         async for notification in client:  # acknowledged when the loop comes back for the next one
+    ...             if notification.version == 7:
+    ...                 return notification.object
+    >>> asyncio.run(watch("docs/client-example"))
+    'docs/client-example'
+
+    Instead of the loop, callbacks may be given, plain or `async`, called one at a time: `on_notify(notification)`,
+    `on_unknown(notification)` (without it `on_notify` gets these too), `on_status(name, registered)`,
+    `on_failure(name, transient, code, message)` and `on_reissue()`, which may state the registrations. A notification is
+    acknowledged when its callback returned; if it raised, that is logged, and the service delivers the notification again.
+
+    A service that cannot be reached is no error: the client keeps trying, with pauses. `await client.synced(timeout)` tells.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application: str,
+        state: str | os.PathLike[str] | None = None,
+        device: str | None = None,
+        on_notify: Callback | None = None,
+        on_unknown: Callback | None = None,
+        on_status: Callback | None = None,
+        on_failure: Callback | None = None,
+        on_reissue: Callback | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self.url = channel_url(url)
+        self.application = check_application(application)
+        self.device = "" if device is None else check_device(device)
+        self._state_file = None if state is None else StateFile(state)
+        self._callbacks = Callbacks(on_notify, on_unknown, on_status, on_failure, on_reissue)
+        self._config = config  # until the service sends its own
+        self._core: ClientCore | None = None
+        self._channel: WebSocketChannel | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._notifications: Mailbox[Notification] = Mailbox()  # for `async for`
+        self._with_application: set[Notification] = set()  # taken by a loop, not acknowledged
+        self._to_acknowledge: list[Notification] = []
+        self._watchers: list[asyncio.Future[None]] = []
+        self._unreachable = ""  # why the last connection failed
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin, and return at once. `async with` does this."""
+        if self._core is not None or self._closed:
+            raise ClientStopped("This client was started before.")
+        kept = None
+        if self._state_file is not None:
+            self.device, kept = await asyncio.to_thread(open_identity, self._state_file, self.application, self.device)
+        self.device = self.device or new_device()
+        self._core = ClientCore(
+            self.application,
+            self.device,
+            random=random.random,
+            nonce=lambda: secrets.token_urlsafe(12),
+            state=kept,
+            config=self._config,
+            library=LIBRARY,
+        )
+        self._perform(self._core.start(self._now()))
+        self._tasks = [asyncio.create_task(self._stay_connected(), name="roskva-client")]
+        if self._callbacks:
+            self._tasks.append(asyncio.create_task(self._callbacks.run(), name="roskva-callbacks"))
+
+    async def close(self) -> None:
+        """End. The service keeps the registrations, and what is unacknowledged, for the next run of the same state."""
+        if self._closed:
+            return
+        self._flush_acknowledgements()
+        self._closed = True
+        if self._channel is not None:
+            try:
+                async with asyncio.timeout(DRAIN_S):
+                    await self._channel.drained()
+            except TimeoutError:
+                log.debug("closing with messages unsent")
+        if self._core is not None:
+            self._perform(self._core.stop())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end_waiting()
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:  # a callback may close its client
+                task.cancel()
+        await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
+        if self._state_file is not None:
+            self._state_file.close()
+
+    async def register(self, name: str | bytes, version: int | None = None, epoch: int = 0) -> None:
+        """Wish to be told of an object's versions. Returns when the wish is recorded here; `synced` waits for the service.
+
+        `version` (and its `epoch`, as the notification told it) is the one that the application holds already, and keeps over a
+        restart: nothing is sent for it or for older ones.
+        """
+        held = None if version is None else version_from_number(version)
+        if not 0 <= epoch < 2**32:
+            raise InvalidVersion(epoch)
+        core = self._running()
+        self._perform(core.register(self._now(), _name(name), held, epoch))
+
+    async def unregister(self, name: str | bytes, forget: bool = False) -> None:
+        """Wish no more to be told of it. `forget`: should it be registered again in this run, everything is told anew."""
+        core = self._running()
+        self._perform(core.unregister(self._now(), _name(name), forget))
+
+    def acknowledge(self, notification: Notification) -> None:
+        """The application has dealt with it. Loops and callbacks do this by themselves."""
+        self._with_application.discard(notification)
+        if not self._closed:
+            if not self._to_acknowledge:  # those of one turn of the event loop travel together
+                asyncio.get_running_loop().call_soon(self._flush_acknowledgements)
+            self._to_acknowledge.append(notification)
+
+    @property
+    def in_sync(self) -> bool:
+        """The service has exactly the registrations wished for, owes this client nothing, and said so a moment ago."""
+        return self._core is not None and not self._closed and self._core.in_sync(self._now())
+
+    @property
+    def connected(self) -> bool:
+        return self._channel is not None
+
+    @property
+    def registrations(self) -> list[str]:
+        """The objects wished for."""
+        return [] if self._core is None else [name_to_text(name) for name in self._core.desired]
+
+    async def synced(self, timeout: float | None = None) -> None:
+        """Wait until the service has confirmed exactly the registrations wished for.
+
+        It does not wait for notifications: whether any are owed or unacknowledged, `in_sync` tells. After `timeout` seconds:
+        ServiceUnreachable if there is no connection, else TimeoutError.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._running().confirmed(self._now()):
+                    watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._watchers.append(watcher)
+                    await watcher
+        except TimeoutError:
+            if not self.connected:
+                raise ServiceUnreachable(self._unreachable or f"There is no connection to {self.url}.") from None
+            raise TimeoutError(f"not in sync with {self.url} after {timeout} s") from None
+
+    def __aiter__(self) -> Notifications:
+        """The notifications as they come. Each is acknowledged when the loop comes back for the next; one that the loop left
+        without coming back (a break, an exception) is given to the next loop again."""
+        if self._callbacks.on_notify is not None:
+            raise RuntimeError("this client has a callback for its notifications: there are none left to loop over")
+        return Notifications(self)
+
+    # Between the application and the core.
+
+    def _running(self) -> ClientCore:
+        if self._core is None:
+            raise ClientStopped("The client is not started: use `async with`, or await start().")
+        if self._core.stopped is not None:
+            raise self._core.stopped
+        if self._closed:
+            raise ClientStopped("The client was closed.")
+        return self._core
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _flush_acknowledgements(self) -> None:
+        waiting, self._to_acknowledge = self._to_acknowledge, []
+        if waiting and self._core is not None and not self._closed:
+            self._perform(self._core.acknowledge(self._now(), *waiting))
+
+    async def _next(self) -> Notification:
+        while (notification := await self._notifications.take()) is not None:
+            core = self._running()
+            if notification.name in core.desired:
+                self._with_application.add(notification)
+                return notification
+            self._perform(core.give_back(self._now(), notification))  # unregistered while it waited here
+        if self._core is not None and self._core.stopped is not None and not self._closed:
+            raise self._core.stopped
+        raise StopAsyncIteration
+
+    def _came_back(self, notification: Notification) -> None:
+        if notification in self._with_application:
+            self.acknowledge(notification)
+
+    def _left(self, notification: Notification) -> None:
+        if notification in self._with_application and not self._closed:
+            self._with_application.discard(notification)
+            self._notifications.put_back(key_of(notification), notification)
+
+    # The core's actions.
+
+    def _perform(self, wanted: list[Action]) -> None:
+        for action in wanted:
+            if isinstance(action, actions.Send):
+                if self._channel is not None:
+                    self._channel.send(encode(action.message))
+            elif isinstance(action, actions.Notify):
+                self._notify(action.notification)
+            elif isinstance(action, actions.WriteState):
+                self._write_state(action.state)
+            elif isinstance(action, actions.CloseChannel):
+                if self._channel is not None:
+                    self._channel.hang_up()
+            elif isinstance(action, actions.Stopped):
+                log.error("the client stopped: %s", action.error)
+                self._end_waiting()
+            else:
+                self._callbacks.tell(action)
+        self._set_timer()
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = None if self._core is None or self._closed else self._core.next_deadline()
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(max(deadline, self._now()), self._tick)
+
+    def _tick(self) -> None:
+        if self._core is not None:
+            self._perform(self._core.tick(self._now()))
+
+    def _notify(self, notification: Notification) -> None:
+        callback = self._callbacks.of(notification)
+        if callback is None:
+            self._notifications.put(key_of(notification), notification)
+        else:
+            self._callbacks.notify(notification, partial(self._hand_over, callback, notification))
+
+    async def _hand_over(self, callback: Callback, notification: Notification) -> None:
+        if self._core is None or notification.name not in self._core.desired:
+            return
+        try:
+            await call(callback, notification)
+        except BaseException:
+            self._perform(self._core.give_back(self._now(), notification))
+            raise
+        self.acknowledge(notification)
+
+    def _end_waiting(self) -> None:
+        self._notifications.close()
+        self._callbacks.close()
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    # The connection.
+
+    async def _stay_connected(self) -> None:
+        core = self._core
+        assert core is not None
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
+            failures = 0
+            while core.stopped is None:
+                try:
+                    heard = await self._connection(core, await WebSocketChannel.connect(http, self.url))
+                    failures = 0 if heard else failures + 1
+                except ServiceUnreachable as error:
+                    if not failures:
+                        log.warning("%s The client keeps trying.", error.what)
+                    self._unreachable = error.what
+                    failures += 1
+                except Exception:
+                    log.exception("a connection ended by a defect of this library; the client keeps trying")
+                    failures += 1
+                if core.stopped is None:
+                    await asyncio.sleep(connect_pause_s(core.config, failures, random.random()))
+
+    async def _connection(self, core: ClientCore, channel: WebSocketChannel) -> bool:
+        """One connection, from its first word to its end; answers whether the service said anything over it."""
+        heard = False
+
+        def received(message: ServerMessage) -> None:
+            nonlocal heard
+            heard = True
+            self._perform(core.received(self._now(), message))
+
+        self._channel = channel
+        try:
+            self._perform(core.connected(self._now()))
+            reason = await channel.run(received)
+            self._unreachable = f"The connection to {self.url} was {reason}."
+            log.info("disconnected from %s: %s", self.url, reason)
+        finally:
+            self._channel = None
+            self._perform(core.disconnected(self._now()))
+        return heard
+
+    def _write_state(self, data: bytes) -> None:
+        file = self._state_file
+        if file is None or self._channel is None:
+            return
+
+        async def write() -> None:
+            try:
+                await asyncio.to_thread(file.write, data)
+            except OSError as error:
+                log.error("the state file %s cannot be written: %s", file.path, error)
+
+        self._channel.first(write)
+
+
+class Notifications:
+    """One `async for` over a client's notifications."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._current: Notification | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Notification:
+        current, self._current = self._current, None
+        if current is not None:
+            self._client._came_back(current)
+        self._current = await self._client._next()
+        return self._current
+
+    def __del__(self) -> None:
+        if self._current is not None:  # the loop was left without coming back
+            self._client._left(self._current)
+
+
+def _name(name: object) -> bytes:
+    if isinstance(name, bytes):
+        return name_from_text(name_to_text(name))
+    if not isinstance(name, str):
+        raise InvalidName(name, "it is neither text nor bytes")
+    return name_from_text(name)

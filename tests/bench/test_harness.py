@@ -1,0 +1,167 @@
+"""The measuring tools themselves, without a service: what they count, and that they cannot flatter it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import accounting
+from bench.__main__ import NAMES, _parser
+from bench.clients import Heard, LeanClient
+from bench.load import Publishers
+from bench.plots import draw
+from bench.report import Aim, Result, percentiles
+from bench.service import BenchFailed
+from bench.world import World
+
+
+@pytest.mark.parametrize(("clients", "registrations", "fan_out"), [(1_000, 5, 5), (1_000, 10, 1), (200, 5, 5), (40, 5, 5)])
+def test_every_object_has_exactly_its_fan_out_of_different_clients(clients: int, registrations: int, fan_out: int) -> None:
+    world = World(clients, registrations, fan_out)
+    names_of = world.names_of()
+    wished = [names_of(client) for client in range(clients)]
+    assert all(len(set(names)) == registrations for names in wished)
+    assert set(Counter(name for names in wished for name in names).values()) == {fan_out}
+    assert len(world.objects) == clients * registrations // fan_out
+
+
+def test_percentiles_are_of_the_values_and_never_beyond_them() -> None:
+    assert percentiles([]) == {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0}
+    assert percentiles([7.0]) == {"p50": 7.0, "p95": 7.0, "p99": 7.0, "max": 7.0}
+    assert percentiles([float(value) for value in range(1_000, 0, -1)]) == {"p50": 501.0, "p95": 951.0, "p99": 991.0, "max": 1_000.0}
+
+
+def test_a_ratio_above_one_is_better_than_the_aim_whichever_way_is_better() -> None:
+    assert Aim("latency", "ms", 100.0, 50.0).ratio == 2.0
+    assert Aim("latency", "ms", 100.0, 50.0).met
+    assert Aim("rate", "/s", 100.0, 50.0, larger_is_better=True).ratio == 0.5
+    assert not Aim("rate", "/s", 100.0, 50.0, larger_is_better=True).met
+
+
+def test_cpu_of_a_run_is_found_by_its_name_and_told_apart_by_role() -> None:
+    run = f"test-{os.getpid()}"
+    before = accounting.snapshot(run)
+    busy = "import time; end = time.time() + 1.0\nwhile time.time() < end: pass\ntime.sleep(30)"
+    child = subprocess.Popen([sys.executable, "-c", busy], env={**os.environ, accounting.RUN_VARIABLE: run})
+    try:
+        time.sleep(1.5)
+        used = before.until(accounting.snapshot(run))
+        assert used[accounting.SUPERVISOR] > 0.1
+        assert accounting.GENERATOR in used
+        assert accounting.memory_kib(child.pid) > 1_000
+    finally:
+        child.kill()
+        child.wait()
+    assert accounting.processes(run) == {}
+
+
+class _Gateway(asyncio.Protocol):
+    """Answers publishes after a while, all or none of them."""
+
+    def __init__(self, delay_s: float, status: str) -> None:
+        self._delay_s = delay_s
+        self._status = status
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert isinstance(self._transport, asyncio.Transport)
+        answer = f'HTTP/1.1 {self._status}\r\nContent-Length: 25\r\n\r\n{{"results":[{{"ok":true}}]}}'.encode()
+        asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, answer)
+
+
+async def _publish(delay_s: float, status: str = "200 OK", connections: int = 1) -> Publishers:
+    server = await asyncio.get_running_loop().create_server(lambda: _Gateway(delay_s, status), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with Publishers(f"http://127.0.0.1:{port}", ["a", "b", "c"], connections) as publishers:
+            await publishers.paced(100.0, 0.2)
+            await publishers.drained(10.0)
+    return publishers
+
+
+async def test_a_slow_service_is_timed_from_when_each_publish_was_due() -> None:
+    publishers = await _publish(delay_s=0.05)
+    assert publishers.accepted == 20
+    # 20 publishes, due every 10 ms, over one connection that takes 50 ms for each: the last waits for all before it.
+    assert max(publishers.answers_ms) > 20 * 50 - 200 - 50
+    due_s = publishers.published_s[1:]
+    assert due_s[-1] - due_s[0] == pytest.approx(0.19, abs=0.001)
+
+
+async def test_publishes_that_are_refused_or_lost_are_not_counted_as_accepted() -> None:
+    publishers = await _publish(delay_s=0.0, status="503 Service Unavailable", connections=4)
+    assert (publishers.accepted, publishers.refused) == (0, 20)
+
+
+async def test_objects_take_turns_and_versions_are_running_numbers() -> None:
+    publishers = await _publish(delay_s=0.0, connections=8)
+    assert publishers.last_version == 20
+    assert [publishers.object_of(version) for version in (1, 2, 3, 4)] == ["b", "c", "a", "b"]
+
+
+class _Frame:
+    def __init__(self, message: dict[str, object]) -> None:
+        from picows import WSMsgType
+
+        self.msg_type = WSMsgType.TEXT
+        self._data = json.dumps(message).encode()
+
+    def get_payload_as_memoryview(self) -> memoryview:
+        return memoryview(self._data)
+
+
+class _Transport:
+    def __init__(self) -> None:
+        self.sent: list[dict[str, object]] = []
+
+    def send(self, kind: object, data: bytes) -> None:
+        self.sent.append(json.loads(data))
+
+
+def test_a_lean_client_acknowledges_what_it_is_told_and_counts_each_version_once() -> None:
+    heard, transport = Heard(), _Transport()
+    client = LeanClient("device", ["a"], heard)
+    client._acks = b'{"token":"t","acks":'
+    told = [{"object": "a", "seqno": "4294967297", "version": "7"}]
+    for message in ({"time_ms": 5, "notify": told}, {"time_ms": 6, "notify": told}):
+        client.on_ws_frame(transport, _Frame(message))
+    assert transport.sent == [{"token": "t", "acks": told}] * 2
+    assert (list(heard.versions), list(heard.sent_ms), heard.repeated) == ([7], [5], 1)
+    client.on_ws_frame(transport, _Frame({"notify": [{"object": "a", "seqno": "4294967297"}]}))
+    assert (heard.unknown, client.known) == (1, {"a": 7})
+
+
+async def test_a_lean_client_that_is_refused_says_why() -> None:
+    client = LeanClient("device", ["a"], Heard())
+    client._transport = _Transport()
+    asking = asyncio.ensure_future(client.register())
+    await asyncio.sleep(0)
+    client.on_ws_frame(client._transport, _Frame({"error": {"code": "token-invalid"}}))
+    with pytest.raises(BenchFailed, match="token-invalid"):
+        await asking
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_line_knows_every_measurement(name: str) -> None:
+    assert _parser().parse_args([name, "--json", "--seconds", "1"]).name == name
+
+
+def test_a_result_is_written_with_its_conditions_and_drawn(tmp_path: Path) -> None:
+    rounds = [{"notifications": 5, "caught_up_ms": 12.0, "handshake_ms": 3.0}]
+    result = Result("missed", {"load": "x"}, "none", {"rounds": rounds}, [Aim("told", "", 5.0, 5.0)], {"gateway": 0.5}, 2.0)
+    document = json.loads(result.write(tmp_path).read_text())
+    assert document["aims"][0]["met"]
+    assert document["machine"]["cores"] == os.cpu_count()
+    assert document["machine"]["packages"]["pyspark"] != "none"
+    assert b"<svg" in draw(document, tmp_path).read_bytes()
+    assert "CPU seconds in 2 s: gateway 0.5" in result.table()

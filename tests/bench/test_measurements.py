@@ -1,0 +1,83 @@
+"""One small run of each measurement against a real service: that it measures what it says. No times are asserted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import accounting, idle, latency, missed, throughput
+from bench.__main__ import main
+from bench.plots import draw
+from bench.report import Result
+from bench.service import Service, running
+from bench.world import Options
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """One for all: to start it takes longer than to measure it."""
+    with running() as started:
+        yield started
+    assert accounting.processes(started.run) == {}
+    assert not started.data.exists()
+
+
+def checked(result: Result, folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(result.write(folder).read_text())
+    assert {accounting.GATEWAY, accounting.JVM, accounting.WORKERS, accounting.GENERATOR} <= document["cpu_seconds"].keys()
+    assert document["cpu_seconds"][accounting.JVM] > 0
+    assert document["settings"]["changed"] == {"settling_s": "15"}
+    assert draw(document, folder).stat().st_size > 1_000
+    figures: dict[str, Any] = document["figures"]
+    return figures
+
+
+@pytest.mark.spark
+def test_latency_follows_every_notification_through_its_hops(service: Service, tmp_path: Path) -> None:
+    figures = checked(latency.measure_on(service, Options(seconds=2.0, clients=40, rate=50.0)), tmp_path)
+    assert figures["expected"] == 2 * 50 * latency.FAN_OUT
+    assert figures["delivered"] == figures["expected"]
+    assert sum(hop["share_of_mean"] for hop in figures["hops"]) == pytest.approx(1.0, abs=0.01)
+    assert figures["spark_phases_ms"]["addBatch"] > 0
+    assert figures["registrar"]["acknowledged"] == figures["delivered"]
+
+
+@pytest.mark.spark
+def test_throughput_counts_what_arrived_and_what_collapsed(service: Service, tmp_path: Path) -> None:
+    figures = checked(throughput.measure_on(service, Options(seconds=2.0, clients=40, rate=500.0)), tmp_path)
+    for found in figures["fan_outs"].values():
+        (step,) = found["steps"]
+        assert step["delivered"] + step["collapsed"] == pytest.approx(1_000, abs=5 * throughput.BATCH)
+        assert step["delivered"] > 0
+        assert step["refused"] == 0
+
+
+@pytest.mark.spark
+def test_missed_brings_at_most_one_notification_per_object(service: Service, tmp_path: Path) -> None:
+    figures = checked(missed.measure_on(service, Options(seconds=0.2)), tmp_path)
+    assert [one["notifications"] for one in figures["rounds"]] == [missed.REGISTRATIONS] * 2
+
+
+@pytest.mark.spark
+def test_idle_reads_memory_with_and_without_clients(service: Service, tmp_path: Path) -> None:
+    figures = checked(idle.measure_on(service, Options(seconds=1.0, clients=200)), tmp_path)
+    assert [sample["clients"] for sample in figures["memory_samples"]] == [0, 50, 100, 150, 200, 200]
+    assert figures["memory_samples"][0]["gateway_mib"] > 20
+    assert set(figures["cpu_percent_of_a_core_with_clients"]) == {*accounting.SERVICE, "whole service"}
+
+
+def test_publish_runs_from_the_command_line_on_a_gateway_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["publish", "--seconds", "0.5", "--json", "--results", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    runs = document["figures"]["runs"]
+    assert [(run["publishers"], run["batch"]) for run in runs] == [(1, 1), (1, 100), (32, 1), (32, 100)]
+    assert all(run["publishes_per_s"] > 0 for run in runs)
+    assert accounting.JVM not in document["cpu_seconds"]
+    assert json.loads((tmp_path / "publish.json").read_text()) == document
+    assert (tmp_path / "publish.svg").exists()

@@ -1,0 +1,135 @@
+"""The supervisor's policy, with the time in the test's hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roskva.cli import supervise
+from roskva.cli.report import PipelineReport, pipeline_report
+from roskva.cli.supervise import LogFile, Progress, Restarts
+
+PID = 7
+
+
+def report(batch: int | None, lag: int, pid: int | None = PID, alive: bool = True) -> PipelineReport:
+    return PipelineReport(alive=alive, pid=pid, batch=batch, lag={"updates": {"0": lag}})
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    restarts = Restarts()
+    pauses_s = [restarts.delay_s(lived_s=1.0) for _ in range(10)]
+    assert pauses_s == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+
+
+def test_pauses_begin_anew_after_a_minute_of_life() -> None:
+    restarts = Restarts()
+    for _ in range(5):
+        restarts.delay_s(lived_s=1.0)
+    assert restarts.delay_s(lived_s=61.0) == 0.2
+    assert restarts.delay_s(lived_s=1.0) == 0.4
+
+
+def test_work_without_a_finished_batch_is_a_stall() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    assert progress.observe(10.0, report(batch=3, lag=5)) is None
+    assert progress.observe(70.0, report(batch=3, lag=5)) is None
+    assert progress.observe(70.1, report(batch=3, lag=5)) == "has work and finished no batch for 60 s"
+
+
+def test_a_finished_batch_is_progress_however_large_the_lag() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    for minute in range(10):
+        assert progress.observe(minute * 59.0, report(batch=minute, lag=1_000 * minute)) is None
+
+
+def test_an_idle_pipeline_has_not_stalled() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    for minute in range(10):
+        assert progress.observe(minute * 60.0, report(batch=3, lag=0)) is None
+
+
+def test_a_lag_that_was_there_at_the_start_and_stays_is_no_stall() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    for minute in range(10):
+        assert progress.observe(minute * 60.0, report(batch=None, lag=1)) is None
+
+
+def test_a_lag_that_grows_before_the_first_batch_is_work() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    progress.observe(0.0, report(batch=None, lag=1))
+    assert progress.observe(1.0, report(batch=None, lag=2)) is None
+    assert progress.observe(61.0, report(batch=None, lag=2)) is not None
+
+
+def test_a_moment_without_a_report_is_no_evidence() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    progress.observe(0.0, report(batch=3, lag=5))
+    progress.observe(50.0, None)
+    assert progress.observe(100.0, report(batch=3, lag=5)) is None
+    assert progress.observe(111.0, report(batch=3, lag=5)) is not None
+
+
+def test_one_that_never_runs_is_started_again() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    assert progress.observe(119.0, report(batch=None, lag=0, alive=False)) is None
+    assert progress.observe(121.0, report(batch=None, lag=0, alive=False)) == "did not start within 120 s"
+
+
+def test_the_last_word_of_a_predecessor_does_not_count() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    progress.observe(1.0, report(batch=9, lag=0, pid=PID + 1))
+    assert not progress.running
+    progress.observe(2.0, report(batch=None, lag=0))
+    assert progress.running
+
+
+@pytest.mark.parametrize(
+    ("status", "lag_total", "alive"),
+    [
+        ({"pipeline": {"alive": True, "lag": {"updates": {"0": 2, "1": 3}}}}, 5, True),
+        ({"pipeline": {"alive": False, "state": "running", "batch": -1, "lag": {"updates/0": 2, "registrations/1": 1}}}, 3, True),
+        ({"pipeline": {"alive": False, "state": "stopped", "lag": None}}, 0, False),
+    ],
+)
+def test_reports_are_read_in_both_forms(status: dict[str, object], lag_total: int, alive: bool) -> None:
+    found = pipeline_report(status)
+    assert found is not None
+    assert (found.lag_total, found.alive, found.batch) == (lag_total, alive, None)
+
+
+def test_a_status_without_a_report_has_none() -> None:
+    assert pipeline_report({}) is None
+    assert pipeline_report({"pipeline": "gone"}) is None
+
+
+def test_a_log_gives_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "part.log"
+    log = LogFile(path)
+    assert log.new_lines() == []
+    path.write_text("one\ntwo\nthr")
+    assert log.new_lines() == ["one", "two"]
+    with path.open("a") as file:
+        file.write("ee\n")
+    assert log.new_lines() == ["three"]
+    assert log.tail(2) == ["two", "three"]
+
+
+def test_a_log_that_existed_before_is_not_told_again(tmp_path: Path) -> None:
+    path = tmp_path / "part.log"
+    path.write_text("ERROR of yesterday\n")
+    assert LogFile(path).new_lines() == []
+
+
+def test_a_large_log_is_moved_aside_while_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "LOG_BYTES_MAX", 100)
+    path = tmp_path / "part.log"
+    log = LogFile(path)
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 200 + b"\n")
+        log.rotate()
+        assert path.stat().st_size == 0
+        assert (tmp_path / "part.log.1").stat().st_size == 201
+        writer.write(b"after\n")
+    assert log.new_lines() == ["after"]

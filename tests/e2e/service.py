@@ -1,0 +1,142 @@
+"""A real `roskva up` as a test starts it: real processes, sockets, SQLite and Spark, on a free port of loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+START_S = 120.0
+STOP_S = 15.0
+
+
+class Service:
+    """`roskva up` in a process group of its own, over a data directory that outlives it."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        self.options = options
+        self.url = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._listen = "127.0.0.1:0"
+
+    def start(self) -> Service:
+        command = [sys.executable, "-m", "roskva", "up", "--data", str(self.data), "--listen", self._listen, *self.options]
+        output = (self.data.parent / f"{self.data.name}.up.log").open("a+")
+        self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        deadline_s = time.monotonic() + START_S
+        while not self._ready(output.name):
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                text = Path(output.name).read_text()
+                self.stop()
+                raise AssertionError(f"roskva up did not become ready:\n{text}")
+            time.sleep(0.1)
+        return self
+
+    def _ready(self, log: str) -> bool:
+        for line in Path(log).read_text().splitlines():
+            if "demo page" in line:
+                self.url = line.split()[-1].rstrip("/")
+                self._listen = self.url.removeprefix("http://")
+                return self.readyz()
+        return False
+
+    def readyz(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            return json.loads(answer.read())
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def child(self, part: str) -> int | None:
+        """The process of `gateway` or `pipeline`: a child of `up` that was started under that name."""
+        for pid in children_of(self.pid):
+            words = command_of(pid)
+            if "roskva" in " ".join(words) and part in words:
+                return pid
+        return None
+
+    def kill(self, part: str) -> None:
+        """kill -9, once the part runs."""
+        deadline_s = time.monotonic() + 30
+        while (pid := self.child(part)) is None:
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"{part} does not run")
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> float:
+        """Ctrl-C; answers how long it took. Whatever is left of the process group after that is ended, and is a failure."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return 0.0
+        began_s = time.monotonic()
+        family = [process.pid, *descendants_of(process.pid)]
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        took_s = time.monotonic() - began_s
+        left = [pid for pid in family if alive(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"roskva up left processes behind: {left}"
+        return took_s
+
+    def run(self, *arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """A command of the CLI against this service."""
+        return subprocess.run(
+            [sys.executable, "-m", "roskva", *arguments],
+            env={**os.environ, "ROSKVA_URL": self.url},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+
+def children_of(pid: int) -> Sequence[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def descendants_of(pid: int) -> Sequence[int]:
+    found = list(children_of(pid))
+    for child in found:
+        found.extend(children_of(child))
+    return found
+
+
+def command_of(pid: int) -> Sequence[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

@@ -1,0 +1,154 @@
+"""The service as a new user meets it: `roskva up`, `watch` in one terminal, `publish` in another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import roskva
+
+from .service import Service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+@contextmanager
+def watching(service: Service, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "roskva", "watch", "--json", *arguments],
+        env={**os.environ, "ROSKVA_URL": service.url},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_watch_shows_what_publish_publishes(service: Service) -> None:
+    name = f"hello-{uuid.uuid4().hex[:8]}"
+    with watching(service, f"demo/{name}") as watch:
+        assert watch.stdout is not None
+        first = json.loads(watch.stdout.readline())
+        assert first["object"] == f"demo/{name}"
+        assert first["version"] is None  # nothing was published yet: unknown
+        published = service.run("publish", f"demo/{name}", "7")
+        assert published.returncode == 0, published.stderr
+        assert json.loads(watch.stdout.readline())["version"] == 7
+
+
+async def test_the_latest_version_reaches_every_registered_client_and_they_are_in_sync(service: Service) -> None:
+    name = f"shared-{uuid.uuid4().hex[:8]}"
+    heard: list[list[int | None]] = [[] for _ in range(3)]
+
+    async def follow(index: int) -> None:
+        async with roskva.Client(service.url, application="demo") as client:
+            await client.register(name)
+            async for notification in client:
+                heard[index].append(notification.version)
+                if notification.version == 20:
+                    break
+            client.acknowledge(notification)
+            await _until(lambda: client.in_sync)
+
+    async with roskva.Publisher(service.url, application="demo") as publisher:
+        followers = [asyncio.create_task(follow(index)) for index in range(3)]
+        for version in range(1, 21):
+            await publisher.publish(name, version)
+        await asyncio.wait_for(asyncio.gather(*followers), 60)
+    for versions in heard:
+        known = [version for version in versions if version is not None]
+        assert known == sorted(set(known)), "no version twice, none after a later one"
+
+
+async def test_fetch_then_register_has_no_gap_and_no_extra_fetch(service: Service) -> None:
+    name = f"held-{uuid.uuid4().hex[:8]}"
+    async with roskva.Publisher(service.url, application="demo") as publisher:
+        await publisher.publish(name, 5)
+        await _until_known(service, name, 5)
+        async with roskva.Client(service.url, application="demo") as client:
+            await client.register(name, version=5)
+            await client.synced(timeout=30)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(aiter(client)), 1.0)
+            await publisher.publish(name, 6)
+            notification = await asyncio.wait_for(anext(aiter(client)), 20)
+            assert notification.version == 6
+
+
+async def test_a_client_with_state_goes_on_under_its_id_and_hears_only_what_it_missed(service: Service, tmp_path: object) -> None:
+    name = f"state-{uuid.uuid4().hex[:8]}"
+    state = f"{tmp_path}/me.state"
+    async with roskva.Publisher(service.url, application="demo") as publisher:
+        async with roskva.Client(service.url, application="demo", state=state) as client:
+            await client.register(name)
+            notification = await asyncio.wait_for(anext(aiter(client)), 20)
+            assert notification.unknown
+            client.acknowledge(notification)
+            await _until(lambda: client.in_sync)
+        for version in range(1, 51):
+            await publisher.publish(name, version)
+        await _until_known(service, name, 50)
+        async with roskva.Client(service.url, application="demo", state=state) as client:
+            await client.register(name)
+            notification = await asyncio.wait_for(anext(aiter(client)), 20)
+            assert notification.version == 50
+            client.acknowledge(notification)
+            await _until(lambda: client.in_sync)
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.05)
+
+
+async def _until_known(service: Service, name: str, version: int) -> None:
+    """Until the Matcher has the version: what a later registration then reads."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                known = await asyncio.to_thread(service.get, f"/v1/objects/demo/{name}")
+            except OSError:
+                known = {}
+            if str(known.get("version")) == str(version):
+                return
+            await asyncio.sleep(0.1)
+
+
+def test_what_is_malformed_becomes_a_dead_letter_that_the_cli_shows(service: Service) -> None:
+    from urllib.request import Request, urlopen
+
+    marker = uuid.uuid4().hex
+    body = json.dumps({"application": "demo", "raw": [{"object": marker, "version": "seven"}]}).encode()
+    request = Request(service.url + "/v1/publish", data=body, headers={"Content-Type": "application/json"})
+    with urlopen(request, timeout=10) as answer:
+        assert json.loads(answer.read())["results"] == [{"ok": True}]
+    deadline_s = time.monotonic() + 30
+    while True:
+        shown = service.run("dead-letters", "--json")
+        assert shown.returncode == 0, shown.stderr
+        if marker in shown.stdout:
+            break
+        assert time.monotonic() < deadline_s, "the malformed update did not reach the dead letters"
+        time.sleep(0.3)
+    assert "invalid-version" in shown.stdout
+
+
+def test_status_shows_the_pipeline_at_work(service: Service) -> None:
+    shown = service.run("status", "--json")
+    assert shown.returncode == 0, shown.stderr
+    status = json.loads(shown.stdout)
+    assert status["pipeline"]["alive"] is True
+    assert set(status["pipeline"]["lag"]) == {"updates", "registrations"}

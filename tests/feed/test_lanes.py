@@ -1,0 +1,111 @@
+"""Lanes over the feed: group commit, answers in the order of the entries, refusals that reach only their callers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from roskva.errors import FeedFull, Overloaded, PartitionUnavailable
+from roskva.feed import SqliteFeed
+from roskva.feed.interface import UPDATES, Entry
+from roskva.feed.lanes import QUEUED_ENTRIES_MAX, FeedLanes
+from roskva.model import partition_of
+from roskva.table.manifest import Manifest
+
+KEYS = [next(b"k%d" % n for n in range(100) if partition_of(b"k%d" % n, 2) == partition) for partition in range(2)]
+
+
+class Observed(SqliteFeed):
+    """The real feed, with its appends counted, held up, or made to fail."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(data, Manifest.open(data / "manifest.db", 2, "test"), 3_600.0, 1 << 20)
+        self.batches: list[int] = []
+        self.failing: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> list[int]:
+        assert self.gate.wait(10)
+        self.batches.append(len(entries))
+        if partition in self.failing:
+            raise PartitionUnavailable("It fails.", "test")
+        return super().append_to(topic, partition, entries)
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[Observed]:
+    feed = Observed(tmp_path / "data")
+    yield feed
+    feed.close()
+    feed.manifest.close()
+
+
+async def test_many_waiters_share_few_transactions(feed: Observed) -> None:
+    lanes = FeedLanes(feed)
+    answers = await asyncio.gather(*(lanes.append(UPDATES, [Entry(b"%d" % n, b"value-%d" % n)]) for n in range(400)))
+    assert len(feed.batches) <= 6
+    for number, [(partition, offset)] in enumerate(answers):
+        [record] = feed.read(UPDATES, partition, offset, offset + 1)
+        assert (record.key, record.value) == (b"%d" % number, b"value-%d" % number)
+    await lanes.close()
+
+
+async def test_answers_come_in_the_order_of_the_entries(feed: Observed) -> None:
+    lanes = FeedLanes(feed)
+    given = [Entry(b"%d" % n, b"value-%d" % n) for n in range(50)]
+    first, second = await asyncio.gather(lanes.append(UPDATES, given), lanes.append(UPDATES, given[::-1]))
+    for entries, answers in ((given, first), (given[::-1], second)):
+        for entry, (partition, offset) in zip(entries, answers, strict=True):
+            assert feed.read(UPDATES, partition, offset, offset + 1)[0].key == entry.key
+    assert await lanes.append(UPDATES, []) == []
+    await lanes.close()
+
+
+async def test_an_error_reaches_exactly_those_whom_it_concerns(feed: Observed) -> None:
+    lanes = FeedLanes(feed)
+    feed.failing = {1}
+    outcomes = await asyncio.gather(
+        lanes.append(UPDATES, [Entry(KEYS[0], b"")]),
+        lanes.append(UPDATES, [Entry(KEYS[1], b"")]),
+        lanes.append(UPDATES, [Entry(KEYS[0], b""), Entry(KEYS[1], b"")]),
+        lanes.append(UPDATES, [Entry(KEYS[0], None)]),  # type: ignore[arg-type]
+        return_exceptions=True,
+    )
+    assert isinstance(outcomes[0], list)
+    assert isinstance(outcomes[1], PartitionUnavailable)
+    assert isinstance(outcomes[2], PartitionUnavailable)
+    assert isinstance(outcomes[3], TypeError)
+    await lanes.close()
+
+
+async def test_a_full_partition_refuses_and_the_other_serves(feed: Observed) -> None:
+    lanes = FeedLanes(feed)
+    await lanes.append(UPDATES, [Entry(KEYS[0], b"x" * 900_000)])
+    full, served = await asyncio.gather(
+        lanes.append(UPDATES, [Entry(KEYS[0], b"x" * 900_000)]),
+        lanes.append(UPDATES, [Entry(KEYS[1], b"")]),
+        return_exceptions=True,
+    )
+    assert isinstance(full, FeedFull)
+    assert served == [(1, 0)]
+    await lanes.close()
+
+
+async def test_at_the_limit_calls_are_refused(feed: Observed) -> None:
+    lanes = FeedLanes(feed)
+    feed.gate.clear()
+    waiting = [asyncio.create_task(lanes.append(UPDATES, [Entry(KEYS[0], b"")] * 1_000)) for _ in range(QUEUED_ENTRIES_MAX // 1_000)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Overloaded):
+        await lanes.append(UPDATES, [Entry(KEYS[0], b"")])
+    with pytest.raises(Overloaded):
+        await lanes.append(UPDATES, [Entry(KEYS[0], b""), Entry(KEYS[1], b"")])
+    feed.gate.set()
+    answers = await asyncio.gather(*waiting)
+    assert len({offset for answer in answers for _, offset in answer}) == QUEUED_ENTRIES_MAX
+    await lanes.close()

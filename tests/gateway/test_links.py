@@ -1,0 +1,249 @@
+"""Several gateways on one data directory: messages find the owner, and move with it (gateway/links.py, gateway/routing.py).
+
+The Matcher's part is played by calls at the internal port, as the pipeline's tasks make them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from roskva.gateway.frames import FrameConnection
+from roskva.gateway.keys import load_keys
+from roskva.gateway.service import Gateway
+from roskva.model import (
+    NOT_OWNER,
+    OUTCOME_UPDATE,
+    OUTCOME_VERSION,
+    SETTLED,
+    ClientId,
+    Propagation,
+    client_partition,
+    object_key,
+    seqno_of,
+)
+from roskva.pipeline.link import Link
+from roskva.protocol.internal import Announce, Challenge, Frame, Probe, Probed, Propagate, Propagated, Prove, proof
+from tests.gateway.conftest import Start
+from tests.gateway.talking import channel_url, handshake, hear, hear_until, say
+
+FAST = {"member_heartbeat_s": 0.2, "member_timeout_s": 2.0}
+
+
+async def both(start: Start) -> tuple[Gateway, Gateway]:
+    one, two = await start("left", **FAST), await start("two", **FAST)
+    async with asyncio.timeout(10):
+        while not (_linked(one, two) and _linked(two, one)):
+            await asyncio.sleep(0.02)
+    return one, two
+
+
+def _linked(one: Gateway, two: Gateway) -> bool:
+    link = one.links._links.get(two.member_id)
+    return link is not None and link.up and two.member_id in one.view.live
+
+
+def owner_of(gateway: Gateway, token: str) -> str:
+    claims = gateway.router._keyring.verify(token)
+    owner = gateway.view.owner(client_partition(claims.client, gateway.settings.partitions))
+    assert owner is not None
+    return owner.id
+
+
+def claims_of(gateway: Gateway, token: str) -> tuple[ClientId, int]:
+    claims = gateway.router._keyring.verify(token)
+    return claims.client, claims.session
+
+
+async def propagate(gateway: Gateway, propagations: list[Propagation]) -> list[int]:
+    """As a task of the pipeline: blocking, from a thread."""
+
+    def call() -> list[int]:
+        import time
+
+        link = Link(gateway.membership.member.internal, load_keys(gateway.settings.data).internal, 5.0)
+        try:
+            link.send(Propagate(1, propagations), time.monotonic() + 5)
+            answer = link.receive(time.monotonic() + 5)
+            assert isinstance(answer, Propagated)
+            return answer.verdicts
+        finally:
+            link.close()
+
+    return await asyncio.to_thread(call)
+
+
+async def client_at_the_other(http: aiohttp.ClientSession, at: Gateway, owner: Gateway) -> tuple[Any, str]:
+    """A client that is connected at one gateway and owned by the other: it began there and came here."""
+    async with http.ws_connect(channel_url(owner)) as first:
+        token = await handshake(first)
+    assert owner_of(at, token) == owner.member_id
+    return await http.ws_connect(channel_url(at)), token
+
+
+async def test_message_for_another_owner_is_passed_on_and_answered(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    await say(socket, token=token)
+    assert (await hear(socket))["token"] == token
+    assert one.metrics.messages_forwarded >= 1
+    assert two.registrar.sessions and not one.registrar.sessions
+    await socket.close()
+    async with asyncio.timeout(5):
+        while two.registrar.sessions:  # told that the connection closed
+            await asyncio.sleep(0.02)
+
+
+async def test_notification_reaches_a_client_at_the_other_gateway(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    await say(socket, token=token, register=[{"op": 1, "object": "hello"}])
+    await hear_until(socket, "summary")
+    client, session = claims_of(one, token)
+    key = object_key("demo", 0, b"hello")
+    async with asyncio.timeout(10):
+        while not (row := two.registrar.sessions.get(client)) or not row.pending:
+            await asyncio.sleep(0.02)
+    registered = Propagation(client, key, seqno_of(session, 1), OUTCOME_VERSION, 7)
+    answer = asyncio.create_task(propagate(two, [registered]))
+    notify = (await hear_until(socket, "notify"))["notify"][0]
+    assert (notify["object"], notify["version"]) == ("hello", "7")
+    await say(socket, token=token, acks=[{"object": "hello", "seqno": notify["seqno"], "version": "7"}])
+    assert await answer == [SETTLED]
+    update = registered._replace(outcome=OUTCOME_UPDATE, version=8, seqno=int(notify["seqno"]))
+    answer = asyncio.create_task(propagate(two, [update]))
+    assert (await hear_until(socket, "notify"))["notify"][0]["version"] == "8"
+    await say(socket, token=token, acks=[{"object": "hello", "seqno": notify["seqno"], "version": "8"}])
+    assert await answer == [SETTLED]
+    assert await propagate(one, [update]) == [NOT_OWNER]
+    await socket.close()
+
+
+async def test_returning_client_is_handshaken_by_the_owner_of_its_id(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    again = await handshake(socket, prior=token)
+    assert claims_of(one, again)[0] == claims_of(one, token)[0]
+    assert claims_of(one, again)[1] == claims_of(one, token)[1] + 1
+    assert two.registrar.counters.handshakes == 2
+    await socket.close()
+
+
+async def test_connections_are_announced_to_the_new_owner(start: Start, http: aiohttp.ClientSession) -> None:
+    one = await start("left", **FAST)
+    async with http.ws_connect(channel_url(one)) as socket:
+        tokens = []
+        sockets = [socket] + [await http.ws_connect(channel_url(one)) for _ in range(15)]
+        for number, each in enumerate(sockets):
+            tokens.append(await handshake(each, f"device{number}"))
+            await say(each, token=tokens[-1])
+            await hear(each)
+        assert len(one.registrar.sessions) == 16
+        two = await start("two", **FAST)
+        async with asyncio.timeout(10):
+            while len(one.registrar.sessions) + len(two.registrar.sessions) < 16 or not two.registrar.sessions:
+                await asyncio.sleep(0.05)
+        moved = {client for client in two.registrar.sessions}
+        expected = {claims_of(one, token)[0] for token in tokens if owner_of(one, token) == two.member_id}
+        assert moved == expected
+        await two.stop()  # it says goodbye: they come back
+        async with asyncio.timeout(10):
+            while len(one.registrar.sessions) < 16:
+                await asyncio.sleep(0.05)
+        for each, token in zip(sockets, tokens, strict=True):
+            await say(each, token=token)
+            while (await hear(each)).get("token") != token:
+                pass
+        for each in sockets[1:]:
+            await each.close()
+
+
+async def test_broken_link_is_made_again_and_connections_announced(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    await say(socket, token=token)
+    await hear(socket)
+    client, _ = claims_of(one, token)
+    session = two.registrar.sessions[client]
+    one.links._links[two.member_id]._connection.abort()  # type: ignore[union-attr]
+    async with asyncio.timeout(10):
+        while two.registrar.sessions.get(client) in (None, session):
+            await asyncio.sleep(0.02)
+    await say(socket, token=token)
+    while (await hear(socket)).get("token") != token:
+        pass
+    await socket.close()
+
+
+async def test_no_link_to_the_owner_is_a_transient_error(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    one.links._links.pop(two.member_id).stop()
+    await say(socket, token=token)
+    error = (await hear_until(socket, "error"))["error"]
+    assert (error["code"], error["transient"]) == ("unavailable", True)
+    await socket.close()
+
+
+async def test_gateway_that_dies_is_replaced(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    await say(socket, token=token)
+    await hear(socket)
+    two.membership._beating.cancel()  # type: ignore[union-attr]  # it hangs: no heartbeat any more
+    async with asyncio.timeout(10):
+        while claims_of(one, token)[0] not in one.registrar.sessions:
+            await asyncio.sleep(0.05)
+    await say(socket, token=token)
+    while (await hear(socket)).get("token") != token:
+        pass
+    await socket.close()
+
+
+async def raw_caller(gateway: Gateway) -> tuple[FrameConnection, asyncio.Queue[Frame | None]]:
+    frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+    host, _, port = gateway.membership.member.internal.rpartition(":")
+    _, caller = await asyncio.get_running_loop().create_connection(
+        lambda: FrameConnection(lambda _, frame: frames.put_nowait(frame), None, lambda _: frames.put_nowait(None)), host, int(port)
+    )
+    return caller, frames
+
+
+async def test_internal_port_wants_proof(start: Start) -> None:
+    gateway = await start()
+    for wrong in (Prove(b"wrong", ""), Probe(1), Announce(1, "token")):
+        caller, frames = await raw_caller(gateway)
+        async with asyncio.timeout(5):
+            challenge = await frames.get()
+            assert isinstance(challenge, Challenge)
+            caller.send(wrong)
+            assert await frames.get() is None  # closed
+    caller, frames = await raw_caller(gateway)
+    async with asyncio.timeout(5):
+        challenge = await frames.get()
+        assert isinstance(challenge, Challenge)
+        caller.send(Prove(proof(load_keys(gateway.settings.data).internal, challenge.nonce), ""))
+        caller.send(Probe(7))
+        assert await frames.get() == Probed(7)
+    caller.close()
+
+
+async def test_unreadable_and_oversized_frames_end_the_connection(start: Start) -> None:
+    gateway = await start()
+    for garbage in (b"\x00\x00\x00\x02\xc1\xc1", b"\xff\xff\xff\xff"):
+        caller, frames = await raw_caller(gateway)
+        async with asyncio.timeout(5):
+            assert isinstance(await frames.get(), Challenge)
+            caller._transport.write(garbage)  # type: ignore[union-attr]
+            assert await frames.get() is None
+
+
+async def test_two_gateways_show_each_other_in_status(start: Start, http: aiohttp.ClientSession) -> None:
+    one, two = await both(start)
+    async with http.get(one.url + "/v1/status") as answer:
+        status = json.loads(await answer.text())
+    assert {member["id"] for member in status["members"]} == {one.member_id, two.member_id}
+    assert set(status["partitions"].values()) <= {one.member_id, two.member_id}

@@ -1,0 +1,240 @@
+"""Publishing over HTTP: every item gets its own outcome, and what is acknowledged is in the feed (gateway/publish.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from roskva.config import ApplicationSettings, Settings
+from roskva.errors import FeedFull
+from roskva.feed import UPDATES, Entry, Record, open_feed
+from roskva.gateway.publish import Publishing
+from roskva.gateway.service import Gateway
+from roskva.matcher.forms import Form, Malformed, check, extract
+from roskva.model import name_of, object_key, partition_of
+from roskva.telemetry.metrics import Metrics
+from tests.gateway.conftest import Start
+
+
+async def post(http: aiohttp.ClientSession, gateway: Gateway, body: Any) -> tuple[int, dict[str, Any]]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with http.post(gateway.url + "/v1/publish", data=data) as answer:
+        return answer.status, await answer.json()
+
+
+def records(settings: Settings) -> list[Record]:
+    feed = open_feed(settings)
+    return [
+        record
+        for partition, end in sorted(feed.newest(UPDATES).items())
+        for record in feed.read(UPDATES, partition, 0, end.offset)
+    ]
+
+
+async def test_one_update_is_in_the_feed_when_it_is_acknowledged(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    status, answer = await post(http, gateway, {"application": "demo", "object": "hello", "version": 7, "source": "me"})
+    assert (status, answer) == (200, {"results": [{"ok": True}]})
+    (record,) = records(gateway.settings)
+    assert json.loads(record.value) == {"object": "hello", "version": 7, "source": "me", "epoch": 0}
+    assert record.headers == b"demo"
+    assert record.key == object_key("demo", 0, b"hello")
+    assert record.partition == partition_of(record.key, gateway.settings.partitions)
+
+
+async def test_batch_with_bad_items_lets_the_rest_through(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    updates: list[Any] = [
+        {"object": "a", "version": 1},
+        {"object": "", "version": 1},
+        {"object": "x" * 129, "version": 1},
+        {"object": "ä" * 64, "version": "9223372036854775807"},
+        {"object": "b", "version": -1},
+        {"object": "b", "version": 2**63},
+        {"object": "b", "version": "seven"},
+        {"object": "b", "version": 1.5},
+        {"object": "b", "version": True},
+        {"object": "b", "version": None},
+        {"object": "b", "version": 1, "colour": "red"},
+        {"object": "b"},
+        {"version": 1},
+        {"object": 7, "version": 1},
+        {"object": "b", "version": 1, "source": "s" * 129},
+        {"object": "b", "version": 1, "source": 7},
+        {"object": "base64:!!", "version": 1},
+        "b",
+        None,
+        {"object": "b", "version": 10**40},
+        {"object": "base64:_w", "version": 3, "source": None},
+        {"object": "z", "version": "0"},
+    ]
+    status, answer = await post(http, gateway, {"application": "demo", "updates": updates})
+    assert status == 200
+    codes = [result.get("error", {}).get("code", "ok") for result in answer["results"]]
+    assert codes == [
+        "ok",
+        "invalid-name",
+        "invalid-name",
+        "ok",
+        "invalid-version",
+        "invalid-version",
+        "invalid-version",
+        "invalid-version",
+        "invalid-version",
+        "invalid-version",
+        "malformed-message",
+        "malformed-message",
+        "malformed-message",
+        "malformed-message",
+        "invalid-device",
+        "malformed-message",
+        "invalid-name",
+        "malformed-message",
+        "malformed-message",
+        "invalid-version",
+        "ok",
+        "ok",
+    ]
+    assert all(result["error"]["transient"] is False for result in answer["results"] if "error" in result)
+    stored = {name_of(record.key): json.loads(record.value)["version"] for record in records(gateway.settings)}  # type: ignore[arg-type]
+    assert stored == {b"a": 1, "ä".encode() * 64: 2**63 - 1, b"\xff": 3, b"z": 0}
+
+
+async def test_half_of_a_surrogate_pair_is_malformed(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    status, answer = await post(http, gateway, b'{"application":"demo","updates":[{"object":"\\ud800","version":1}]}')
+    assert status == 400
+    assert answer["error"]["code"] in ("malformed-message", "invalid-name")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "malformed-message"),
+        (b"{", 400, "malformed-message"),
+        (b'"x"', 400, "malformed-message"),
+        (b"\xff\xfe", 400, "malformed-message"),
+        (b'{"application":"demo"}', 400, "malformed-message"),
+        (b'{"updates":[]}', 400, "malformed-message"),
+        (b'{"application":7,"updates":[]}', 400, "malformed-message"),
+        (b'{"application":"demo","updates":{}}', 400, "malformed-message"),
+        (b'{"application":"demo","updates":[],"extra":1}', 400, "malformed-message"),
+        (b'{"application":"demo","updates":[],"raw":[]}', 400, "malformed-message"),
+        (b'{"application":"demo","updates":[],"version":1}', 400, "malformed-message"),
+        (b'{"application":"demo","object":"a","version":1,"updates":[]}', 400, "malformed-message"),
+        (b'{"application":"demo","updates":[{"object":"a","version":1}]', 400, "malformed-message"),
+        (b'{"application":"demo","updates":[{"object":"a",version:1}]}', 400, "malformed-message"),
+        (b'{"application":"nobody","updates":[]}', 404, "unknown-application"),
+        (b'{"application":"","object":"a","version":1}', 404, "unknown-application"),
+        (b'{"application":"demo","object":"a"}', 400, "malformed-message"),
+        (b'{"application":"demo","object":"","version":1}', 400, "invalid-name"),
+        (b'{"application":"demo","object":"a","version":-1}', 400, "invalid-version"),
+        (b'{"application":"demo","object":"a","version":"1e3"}', 400, "invalid-version"),
+        (b'{"application":"demo","raw":7}', 400, "malformed-message"),
+    ],
+)
+async def test_bad_requests_are_named(
+    gateway: Gateway, http: aiohttp.ClientSession, body: bytes, status: int, code: str
+) -> None:
+    got, answer = await post(http, gateway, body)
+    assert (got, answer["error"]["code"]) == (status, code)
+    assert "Traceback" not in answer["error"]["message"]
+    assert records(gateway.settings) == []
+
+
+async def test_empty_batch_is_fine(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    assert await post(http, gateway, {"application": "demo", "updates": []}) == (200, {"results": []})
+
+
+async def test_too_large_requests(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start(publish_bytes_max=2_000, publish_batch_max=3)
+    body = {"application": "demo", "updates": [{"object": "a", "version": 1}] * 4}
+    status, answer = await post(http, gateway, body)
+    assert (status, answer["error"]["code"]) == (413, "too-many-operations")
+    status, answer = await post(http, gateway, b" " * 3_000)
+    assert (status, answer["error"]["code"]) == (413, "message-too-large")
+
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b" " * 500
+
+    async with http.post(gateway.url + "/v1/publish", data=chunks()) as chunked:
+        assert chunked.status == 413
+        assert (await chunked.json())["error"]["code"] == "message-too-large"
+    assert records(gateway.settings) == []
+
+
+async def test_raw_updates_are_appended_as_they_are(start: Start, http: aiohttp.ClientSession) -> None:
+    own = ApplicationSettings(object_path="doc.id", version_path="doc.rev", source_path="by")
+    gateway = await start(applications={"wiki": own})
+    body = b'{"application":"wiki","raw":[{"doc": {"id": "page", "rev": 4}, "by": "me"}, {"other": 1}, "text", 7]}'
+    assert await post(http, gateway, body) == (200, {"results": [{"ok": True}] * 4})
+    await post(http, gateway, {"application": "wiki", "object": "page", "version": 5, "source": "you"})
+    stored = records(gateway.settings)
+    assert b'{"doc": {"id": "page", "rev": 4}, "by": "me"}' in [record.value for record in stored]
+    pages = [record for record in stored if record.key == object_key("wiki", 0, b"page")]
+    assert len(pages) == 2  # one partition, in order
+    form = Form(own.object_path, own.version_path, own.source_path)
+    fields = [extract(record.value, form) for record in pages]
+    updates = [check("wiki", 0, one) for one in fields if not isinstance(one, Malformed)]
+    assert [(update.version, update.source) for update in updates if not isinstance(update, Malformed)] == [(4, "me"), (5, "you")]
+
+
+class FullPartition:
+    """A feed of which one partition is full."""
+
+    def __init__(self, partitions: int, full: set[int]) -> None:
+        self.partitions, self.full = partitions, full
+        self.appended: list[Entry] = []
+
+    async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
+        await asyncio.sleep(0)
+        if any(partition_of(entry.key, self.partitions) in self.full for entry in entries):
+            raise FeedFull("The feed is full.")
+        self.appended += entries
+        return [(0, 0)] * len(entries)
+
+
+async def test_full_partition_refuses_only_its_own_items(settings: Settings) -> None:
+    feed = FullPartition(4, {2})
+    publishing = Publishing(settings, feed, lambda application: 0, Metrics())
+    names = [f"object{number}" for number in range(40)]
+    body = {"application": "demo", "updates": [{"object": name, "version": 1} for name in names]}
+    status, answer = await publishing.publish(json.dumps(body).encode())
+    assert status == 200
+    for name, result in zip(names, json.loads(answer)["results"], strict=True):
+        if partition_of(object_key("demo", 0, name.encode()), 4) == 2:
+            assert result["error"]["code"] == "feed-full"
+            assert result["error"]["transient"] is True
+            assert result["error"]["retry_after_s"] > 0
+        else:
+            assert result == {"ok": True}
+    assert len(feed.appended) == sum("ok" in result for result in json.loads(answer)["results"]) > 0
+
+
+async def test_full_feed_answers_503(settings: Settings) -> None:
+    publishing = Publishing(settings, FullPartition(4, {0, 1, 2, 3}), lambda application: 0, Metrics())
+    status, answer = await publishing.publish(b'{"application":"demo","updates":[{"object":"a","version":1},{"object":"","version":1}]}')
+    assert status == 503
+    assert json.loads(answer)["error"]["code"] == "feed-full"
+    assert [result["error"]["code"] for result in json.loads(answer)["results"]] == ["feed-full", "invalid-name"]
+
+
+async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: Settings) -> None:
+    feed = FullPartition(4, set())
+    epochs = iter([3, 4, 4, 4])
+    publishing = Publishing(settings, feed, lambda application: next(epochs), Metrics())
+    status, _ = await publishing.publish(b'{"application":"demo","object":"a","version":1}')
+    assert status == 200
+    assert [json.loads(entry.value)["epoch"] for entry in feed.appended] == [3, 4]
+    assert [entry.key for entry in feed.appended] == [object_key("demo", 3, b"a"), object_key("demo", 4, b"a")]
+
+
+async def test_concurrent_publishes_share_their_commits(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    body = {"application": "demo", "updates": [{"object": f"o{number}", "version": number} for number in range(20)]}
+    answers = await asyncio.gather(*(post(http, gateway, body) for _ in range(30)))
+    assert all(answer == (200, {"results": [{"ok": True}] * 20}) for answer in answers)
+    assert len(records(gateway.settings)) == 600
+    assert gateway.metrics.updates_appended == 600

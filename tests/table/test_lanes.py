@@ -1,0 +1,196 @@
+"""Lanes over the table: many waiters, one transaction; errors reach those whom they concern; reads do not wait for writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from roskva.errors import Overloaded, PartitionUnavailable, Unavailable
+from roskva.table import SqliteTable
+from roskva.table.interface import Cell, Mutation, Row, RowKey
+from roskva.table.lanes import QUEUED_CELLS_MAX, TableLanes
+from roskva.table.manifest import Manifest
+
+
+class Observed(SqliteTable):
+    """The real table, with its writes counted, held up, or made to fail."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(data, Manifest.open(data / "manifest.db", 2, "test"))
+        self.batches: list[int] = []
+        self.reads: list[int] = []
+        self.failing: set[tuple[str, int]] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write(self, mutations: Sequence[Mutation]) -> None:
+        assert self.gate.wait(10)
+        self.batches.append(len(mutations))
+        for mutation in mutations:
+            if mutation.row[:2] in self.failing:
+                raise PartitionUnavailable("It fails.", "test")
+        super().write(mutations)
+
+    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
+        self.reads.append(len(rows))
+        for row in rows:
+            if row[:2] in self.failing:
+                raise PartitionUnavailable("It fails.", "test")
+        return super().read(rows, prefix, limit)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Observed]:
+    table = Observed(tmp_path / "data")
+    yield table
+    table.close()
+    table.manifest.close()
+
+
+def row_of(number: int, partition: int = 0) -> RowKey:
+    return RowKey("registrar", partition, b"row-%05d" % number)
+
+
+def one(number: int, partition: int = 0, value: bytes = b"v") -> Mutation:
+    return Mutation(row_of(number, partition), [Cell(b"x", 1, value)])
+
+
+async def test_many_waiters_share_few_transactions(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    await asyncio.gather(*(lanes.write([one(number)]) for number in range(500)))
+    assert len(table.batches) <= 3
+    found = await lanes.read([row_of(number) for number in range(500)])
+    assert all(found[row_of(number)][b"x"].value == b"v" for number in range(500))
+    await lanes.close()
+
+
+async def test_what_comes_while_it_writes_goes_together_next(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    table.gate.clear()
+    first = asyncio.create_task(lanes.write([one(0)]))
+    await asyncio.sleep(0.05)
+    later = [asyncio.create_task(lanes.write([one(number)])) for number in range(1, 100)]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in [first, *later])
+    table.gate.set()
+    await asyncio.gather(first, *later)
+    assert table.batches == [1, 99]
+    await lanes.close()
+
+
+async def test_partitions_do_not_wait_for_each_other_but_a_call_for_all_of_its_own(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    await lanes.write([one(1, 0), one(1, 1), one(2, 0)])
+    found = await lanes.read([row_of(1, 0), row_of(1, 1), row_of(2, 0)])
+    assert all(found.values())
+    assert sorted(table.batches) == [1, 2]
+    await lanes.close()
+
+
+async def test_an_error_reaches_exactly_those_whom_it_concerns(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    table.failing = {("registrar", 1)}
+    outcomes = await asyncio.gather(
+        lanes.write([one(1, 0)]),
+        lanes.write([one(2, 1)]),
+        lanes.write([one(3, 0), one(3, 1)]),
+        lanes.write([one(4, 0)]),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), PartitionUnavailable, PartitionUnavailable, type(None)]
+    table.failing = set()
+    await lanes.write([one(2, 1)])
+    await lanes.close()
+
+
+async def test_a_wrong_write_harms_nobody_else(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    strange = Mutation(row_of(7), [Cell(b"x", 1, object())])  # type: ignore[arg-type]
+    outcomes = await asyncio.gather(
+        lanes.write([one(1)]),
+        lanes.write([Mutation(row_of(2), [Cell(b"x", -1, b"")])]),
+        lanes.write([strange]),
+        lanes.write([one(3)]),
+        return_exceptions=True,
+    )
+    assert outcomes[0] is outcomes[3] is None
+    assert isinstance(outcomes[1], ValueError)
+    assert isinstance(outcomes[2], ValueError)
+    found = await lanes.read([row_of(1), row_of(2), row_of(3), row_of(7)])
+    assert [bool(found[row_of(number)]) for number in (1, 2, 3, 7)] == [True, False, True, False]
+    await lanes.close()
+
+
+async def test_reads_asked_for_together_are_done_together_and_do_not_wait_for_writes(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    await lanes.write([one(number) for number in range(100)])
+    table.gate.clear()
+    writing = asyncio.create_task(lanes.write([one(500)]))
+    await asyncio.sleep(0)
+    started_s = time.monotonic()
+    found = await asyncio.gather(*(lanes.read([row_of(number)], b"x" if number % 2 else b"") for number in range(100)))
+    assert time.monotonic() - started_s < 2.0
+    assert not writing.done()
+    assert all(found[number] == {row_of(number): {b"x": Cell(b"x", 1, b"v")}} for number in range(100))
+    assert table.reads == [50, 50]
+    table.gate.set()
+    await writing
+    assert await lanes.read([]) == {}
+    await lanes.write([])
+    await lanes.close()
+
+
+async def test_a_failing_partition_fails_only_the_reads_of_it(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    await lanes.write([one(1, 0)])
+    table.failing = {("registrar", 1)}
+    good, bad = await asyncio.gather(lanes.read([row_of(1, 0)]), lanes.read([row_of(1, 1)]), return_exceptions=True)
+    assert isinstance(good, dict)
+    assert isinstance(bad, PartitionUnavailable)
+    await lanes.close()
+
+
+async def test_at_the_limit_calls_are_refused(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    table.gate.clear()
+    big = Mutation(row_of(0), [Cell(b"%d" % number, 1, b"") for number in range(1_000)])
+    waiting = [asyncio.create_task(lanes.write([big])) for _ in range(QUEUED_CELLS_MAX // 1_000)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Overloaded):
+        await lanes.write([one(1)])
+    with pytest.raises(Overloaded):
+        await lanes.write([one(1), one(1, 1)])
+    table.gate.set()
+    await asyncio.gather(*waiting)
+    await lanes.write([one(1)])
+    await lanes.close()
+
+
+async def test_close_finishes_what_was_asked_for(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    writes = [asyncio.create_task(lanes.write([one(number)])) for number in range(50)]
+    await asyncio.sleep(0)
+    await lanes.close()
+    await asyncio.gather(*writes)
+    with pytest.raises(Unavailable):
+        await lanes.write([one(1)])
+    assert len(table.read([row_of(number) for number in range(50)])) == 50
+
+
+async def test_a_cancelled_caller_disturbs_nobody(table: Observed) -> None:
+    lanes = TableLanes(table, 2)
+    table.gate.clear()
+    first = asyncio.create_task(lanes.write([one(1), one(1, 1)]))
+    second = asyncio.create_task(lanes.write([one(2), one(2, 1)]))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.sleep(0)
+    table.gate.set()
+    await second
+    assert first.cancelled()
+    await lanes.close()
