@@ -12,10 +12,10 @@ import json
 from typing import Any, Final
 
 from bench.clients import Fleet
-from bench.load import Publishers, until
+from bench.load import Publishers
 from bench.report import Aim, Result, percentiles
 from bench.service import BenchFailed, Service, running, say
-from bench.world import Options, Window, World, run
+from bench.world import Options, Window, World, caught_up, run
 from roskva.feed import UPDATES, open_feed
 
 CLIENTS: Final = 1_000
@@ -57,7 +57,7 @@ async def _measure(service: Service, options: Options) -> Result:
         async with Publishers(service.url, world.objects, _CONNECTIONS) as publishers:
             say(f"warming up for {warm_up_s:g} s")
             await publishers.paced(rate, warm_up_s)
-            await _settled(fleet, publishers, FAN_OUT * publishers.last_version)
+            await caught_up(fleet, publishers, _DRAIN_S)
             first = publishers.last_version + 1
             fleet.heard.clear()
             publishers.answers_ms = publishers.answers_ms[:0]
@@ -65,8 +65,10 @@ async def _measure(service: Service, options: Options) -> Result:
             say(f"measuring for {seconds:g} s")
             kept_up = await publishers.paced(rate, seconds)
             expected = FAN_OUT * (publishers.last_version + 1 - first)
-            await _settled(fleet, publishers, expected)
+            complete = await caught_up(fleet, publishers, _DRAIN_S)
             await asyncio.to_thread(window.end)
+            if not complete:
+                raise BenchFailed(f"Not every client had the latest versions {_DRAIN_S:g} s after the last publish.")
             if not kept_up or publishers.refused:
                 raise BenchFailed(f"The service did not accept {rate:g} publishes/s ({publishers.refused} were refused).")
             appended_ms = await asyncio.to_thread(_appended_ms, service, first)
@@ -74,11 +76,6 @@ async def _measure(service: Service, options: Options) -> Result:
             return _result(service, world, rate, warm_up_s, expected, fleet, publishers, window, hops, total)
     finally:
         fleet.close()
-
-
-async def _settled(fleet: Fleet, publishers: Publishers, expected: int) -> None:
-    await publishers.drained(_DRAIN_S)
-    await until(lambda: len(fleet.heard) >= expected, _DRAIN_S)
 
 
 def _appended_ms(service: Service, first: int) -> dict[int, int]:
@@ -128,7 +125,7 @@ def _result(
     figures: dict[str, Any] = {
         "publish_to_client_ms": whole,
         "delivered": len(fleet.heard),
-        "expected": expected,
+        "collapsed": expected - len(fleet.heard),
         "repeated": fleet.heard.repeated,
         "hops": [
             {"hop": hop} | percentiles(times) | {"share_of_mean": round(sum(times) / max(1, len(times)) / mean, 3)}

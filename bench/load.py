@@ -115,6 +115,11 @@ class Publishers:
     def object_of(self, version: int) -> str:
         return self._objects[version % len(self._objects)]
 
+    def latest(self) -> dict[str, int]:
+        """The last version of every object that was published so far."""
+        last = self.last_version
+        return {self.object_of(version): version for version in range(max(1, last - len(self._objects) + 1), last + 1)}
+
     def publish(self, count: int, due_s: float, answered: Callable[[], None] | None = None) -> None:
         """Publish the next `count` versions in one request."""
         first = len(self.published_s)

@@ -45,9 +45,9 @@ async def _measure(service: Service, options: Options) -> Result:
         traveller, witness = fleet.clients
         async with Publishers(service.url, names, 8) as publishers:
             await publishers.paced(100.0, 3.0)  # warm-up, with both online
-            await _has_all(witness, publishers, names, _THROUGH_S)
+            await _has_all(witness, publishers, _THROUGH_S)
             window = await asyncio.to_thread(Window, service)
-            rounds = [await _round(fleet, traveller, witness, publishers, names, publishes) for _ in range(count)]
+            rounds = [await _round(fleet, traveller, witness, publishers, publishes) for _ in range(count)]
             await asyncio.to_thread(window.end)
     finally:
         fleet.close()
@@ -72,20 +72,17 @@ async def _measure(service: Service, options: Options) -> Result:
     )
 
 
-async def _has_all(client: LeanClient, publishers: Publishers, names: list[str], timeout_s: float) -> bool:
-    last = publishers.last_version
-    latest = {publishers.object_of(version): version for version in range(max(1, last - 2 * len(names)), last + 1)}
+async def _has_all(client: LeanClient, publishers: Publishers, timeout_s: float) -> bool:
+    latest = publishers.latest()
     return await until(lambda: all(client.known.get(name, 0) >= version for name, version in latest.items()), timeout_s)
 
 
-async def _round(
-    fleet: Fleet, traveller: LeanClient, witness: LeanClient, publishers: Publishers, names: list[str], publishes: int
-) -> dict[str, Any]:
+async def _round(fleet: Fleet, traveller: LeanClient, witness: LeanClient, publishers: Publishers, publishes: int) -> dict[str, Any]:
     traveller.close()
     await until(lambda: traveller.closed, 5.0)
     await publishers.paced(RATE_PER_S, publishes / RATE_PER_S, BATCH)
     await publishers.drained(_THROUGH_S)
-    if publishers.refused or not await _has_all(witness, publishers, names, _THROUGH_S):
+    if publishers.refused or not await _has_all(witness, publishers, _THROUGH_S):
         raise BenchFailed("The publishes were not all accepted and delivered to the client that stayed online.")
     await asyncio.sleep(0.5)  # the batch's last writes, for the client that is offline
     fleet.heard.clear()
@@ -93,7 +90,7 @@ async def _round(
     await traveller.connect(fleet.url, prior=traveller.token)
     granted_ms = (time.perf_counter() - began_s) * 1000
     traveller.speak()
-    if not await _has_all(traveller, publishers, names, _RETURN_S):
+    if not await _has_all(traveller, publishers, _RETURN_S):
         raise BenchFailed(f"The returning client did not learn the latest versions within {_RETURN_S:g} s.")
     caught_up_ms = (time.perf_counter() - began_s) * 1000
     await asyncio.sleep(_AFTERWARDS_S)

@@ -12,10 +12,10 @@ import time
 from typing import Any, Final
 
 from bench.clients import Fleet
-from bench.load import Publishers, until
+from bench.load import Publishers
 from bench.report import Aim, Result, percentiles
-from bench.service import BenchFailed, Service, running, say
-from bench.world import Options, Window, World, run
+from bench.service import Service, running, say
+from bench.world import Options, Window, World, caught_up, run
 
 CLIENTS: Final = 1_000
 P99_LIMIT_MS: Final = 2_000.0
@@ -81,7 +81,7 @@ async def _climb(service: Service, world: World, rates: list[float], seconds: fl
         await fleet.join(world.clients, world.names_of(), prefix=f"fan-out-{world.fan_out}")
         async with Publishers(service.url, world.objects, _CONNECTIONS) as publishers:
             await publishers.paced(rates[0] / world.fan_out, min(_WARM_UP_S, seconds), BATCH)
-            await _caught_up(fleet, publishers)
+            await caught_up(fleet, publishers, _DRAIN_S)
             waiting = list(rates)
             passed = 0.0
             while waiting:
@@ -115,7 +115,7 @@ async def _step(
     window = await asyncio.to_thread(Window, service)
     began_s = time.time()
     kept_up = await publishers.paced(offered / world.fan_out, seconds, BATCH)
-    complete = await _caught_up(fleet, publishers)
+    complete = await caught_up(fleet, publishers, _DRAIN_S)
     await asyncio.to_thread(window.end)
     heard = fleet.heard
     last_s = heard.received_s[-1] if len(heard) else began_s
@@ -144,23 +144,3 @@ async def _step(
         "passed": bool(kept_up and complete and parts["p99"] < P99_LIMIT_MS and publishers.refused == refused),
     }
     return step, window
-
-
-async def _caught_up(fleet: Fleet, publishers: Publishers) -> bool:
-    """Whether every client has the latest version of everything within the time to drain."""
-    await publishers.drained(_DRAIN_S * 4)
-    latest = {publishers.object_of(version): version for version in range(1, publishers.last_version + 1)}
-
-    def behind() -> bool:
-        return any(client.known.get(name, 0) < latest.get(name, 0) for client in fleet.clients for name in client.names)
-
-    deadline_s = time.monotonic() + _DRAIN_S
-    while behind():
-        if time.monotonic() > deadline_s:
-            if fleet.alive() < len(fleet.clients):
-                raise BenchFailed(f"{len(fleet.clients) - fleet.alive()} clients lost their connection.")
-            return False
-        count = len(fleet.heard)
-        await until(lambda seen=count: len(fleet.heard) > seen, 0.25)  # type: ignore[misc]
-        await asyncio.sleep(0.1)
-    return True

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import gc
 import resource
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import uvloop
 
-from bench.service import Service
+from bench.clients import Fleet
+from bench.load import Publishers
+from bench.service import BenchFailed, Service
 
 _SPREAD: Final = 7919  # a prime: the objects of one client lie far apart, so that publishes in turn reach different clients
 
@@ -99,3 +102,17 @@ class Window:
     def mean_ms(self, histogram: str) -> float:
         count = self.counted.get(f"{histogram}_count", 0.0)
         return round(self.counted.get(f"{histogram}_sum", 0.0) / count, 2) if count else 0.0
+
+
+async def caught_up(fleet: Fleet, publishers: Publishers, timeout_s: float) -> bool:
+    """Whether every client has the latest version of everything within the time."""
+    await publishers.drained(4 * timeout_s)
+    latest = publishers.latest()
+    deadline_s = time.monotonic() + timeout_s
+    while any(client.known.get(name, 0) < latest.get(name, 0) for client in fleet.clients for name in client.names):
+        if time.monotonic() > deadline_s:
+            if fleet.alive() < len(fleet.clients):
+                raise BenchFailed(f"{len(fleet.clients) - fleet.alive():,} clients lost their connection.")
+            return False
+        await asyncio.sleep(0.1)
+    return True

@@ -6,12 +6,18 @@ import os
 from contextlib import suppress
 
 import pytest
+from hypothesis import settings
 
 from roskva.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
 from roskva.errors import RoskvaError
 from roskva.pipeline.session import find_java_home
 
 KEPT = "ROSKVA_CI_RUN"
+
+
+# How long one example takes says something of the machine and its load, and nothing of the code.
+settings.register_profile("roskva", deadline=None, print_blob=True)
+settings.load_profile("roskva")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "feed": BASE | {"config", "table"},
     "registrar": BASE | {"config", "protocol", "table", "feed", "telemetry"},
     "pipeline": BASE | {"config", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "gateway.keys"},
-    "gateway": BASE | {"config", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "pipeline.health"},
+    "gateway": BASE | {"config", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "pipeline.health", "pipeline.offsets"},
     "cli": BASE | {"config", "client", "publisher", "gateway", "pipeline", "table", "feed", "Client", "Publisher"},
     "__main__": {"cli"},
     "__init__": BASE | {"client", "publisher"},

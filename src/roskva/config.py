@@ -57,15 +57,9 @@ PATH: Final[dict[str, Any]] = {"pattern": r"[^.\s]+(?:\.[^.\s]+)*", "form": "fie
 class ApplicationSettings:
     """[applications.NAME]: a tenant. What its clients are told, and the form in which its backends publish."""
 
-    heartbeat_s: float = setting(
-        1200.0, "How often a silent client says that it is there. Shorter finds drift sooner, costs messages."
-    )
-    offline_s: float = setting(
-        4800.0, "Silence after which a client counts as offline: nothing is sent to it until it is heard again."
-    )
-    keepalive_s: float = setting(
-        50.0, "How often a gateway speaks on a silent connection; keep it below your proxies' time-outs."
-    )
+    heartbeat_s: float = setting(1200.0, "How often a silent client says that it is there. Shorter finds drift sooner, costs messages.")
+    offline_s: float = setting(4800.0, "Silence after which a client counts as offline: nothing is sent to it until it is heard again.")
+    keepalive_s: float = setting(50.0, "How often a gateway speaks on a silent connection; keep it below your proxies' time-outs.")
     retry_min_s: float = setting(1.0, "A client's first retry of an unanswered message; doubles with jitter.")
     retry_max_s: float = setting(60.0, "The longest pause between a client's retries.")
     connect_min_s: float = setting(0.5, "A client's first pause before it connects again; doubles with jitter.")
@@ -84,9 +78,7 @@ class Settings:
 
     data: Path = setting(DATA, "The data directory: feed, tables, checkpoints, keys.")
     listen: str = setting("127.0.0.1:8470", "HOST:PORT of the one public port.", **ADDRESS)
-    internal_listen: str = setting(
-        "127.0.0.1:0", "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one.", **ADDRESS
-    )
+    internal_listen: str = setting("127.0.0.1:0", "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one.", **ADDRESS)
     data_center: str = setting(
         "local",
         "The name of this data center; part of every token.",
@@ -111,18 +103,14 @@ class Settings:
     publish_bytes_max: int = setting(8 << 20, "Bytes of one publish request.", least=1 << 10)
 
     message_bytes_max: int = setting(1 << 20, "Bytes of one client message.", least=1 << 10)
-    operations_per_message_max: int = setting(
-        1_000, "Registrations, unregistrations and acknowledgements in one client message."
-    )
+    operations_per_message_max: int = setting(1_000, "Registrations, unregistrations and acknowledgements in one client message.")
     registrations_per_client_max: int = setting(100_000, "Registrations of one client.")
     send_buffer_bytes_max: int = setting(
         256 << 10, "Unsent bytes at which a slow connection is closed; its client catches up on return.", least=1 << 12
     )
     connections_max: int = setting(18_000, "Connections of one gateway; keep it below the file limit (ulimit -n).")
 
-    ack_wait_ms: float = setting(
-        50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0
-    )
+    ack_wait_ms: float = setting(50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0)
     scan_s: float = setting(60.0, "How often the rows of online clients with unfinished work are read again.")
     mark_poll_s: float = setting(1.0, "How often a gateway looks for work that others left for its clients.")
     mark_bucket_s: float = setting(60.0, "Marks of unfinished work are kept in rows of so many seconds.")
@@ -132,17 +120,13 @@ class Settings:
     member_heartbeat_s: float = setting(1.0, "How often a gateway says that it lives.")
     member_timeout_s: float = setting(5.0, "A gateway whose counter did not move for so long is dead to the others.")
     settling_s: float = setting(120.0, "After a change of members, nothing is void without a fresh read for so long.", least=0)
-    outstanding_max: int = setting(
-        200_000, "Notifications kept in a gateway's memory until acknowledged; above, they are only stored."
-    )
+    outstanding_max: int = setting(200_000, "Notifications kept in a gateway's memory until acknowledged; above, they are only stored.")
 
     propagation_timeout_s: float = setting(2.0, "How long the pipeline waits for a Registrar before it writes in its stead.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
     pipeline_cores: int = setting(2, "Cores of Spark's local mode.")
     pipeline_memory: str = setting("1g", "Heap of Spark's JVM.", pattern="[0-9]+[mg]", form="a number and m or g, such as 1g")
-    pipeline_stall_s: float = setting(
-        60.0, "The supervisor restarts a pipeline that has work and finished no batch for so long."
-    )
+    pipeline_stall_s: float = setting(60.0, "The supervisor restarts a pipeline that has work and finished no batch for so long.")
 
     applications: dict[str, ApplicationSettings] = field(
         default_factory=lambda: {"demo": ApplicationSettings()}, metadata={"when": "The applications, one table each."}
@@ -269,12 +253,7 @@ def _number(item: Field[Any], value: object, place: str) -> int | float:
         expected += ", or text such as '64 MiB'"
     if isinstance(value, str):
         value = _from_text(value, whole, size=_is_size(item.name))
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or (whole and value != int(value))
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or (whole and value != int(value)):
         raise InvalidSetting(f"{place} must be {expected}.")
     return int(value) if whole else float(value)
 

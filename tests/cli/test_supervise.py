@@ -89,11 +89,11 @@ def test_the_last_word_of_a_predecessor_does_not_count() -> None:
     ("status", "lag_total", "alive"),
     [
         ({"pipeline": {"alive": True, "lag": {"updates": {"0": 2, "1": 3}}}}, 5, True),
-        ({"pipeline": {"alive": False, "state": "running", "batch": -1, "lag": {"updates/0": 2, "registrations/1": 1}}}, 3, True),
+        ({"pipeline": {"alive": True, "batch": -1, "pid": "x", "lag": {"updates": {"0": 2, "1": None}, "other": 7}}}, 2, True),
         ({"pipeline": {"alive": False, "state": "stopped", "lag": None}}, 0, False),
     ],
 )
-def test_reports_are_read_in_both_forms(status: dict[str, object], lag_total: int, alive: bool) -> None:
+def test_reports_are_read_tolerantly(status: dict[str, object], lag_total: int, alive: bool) -> None:
     found = pipeline_report(status)
     assert found is not None
     assert (found.lag_total, found.alive, found.batch) == (lag_total, alive, None)

@@ -30,19 +30,19 @@ class Service:
 
     def start(self) -> Service:
         command = [sys.executable, "-m", "roskva", "up", "--data", str(self.data), "--listen", self._listen, *self.options]
-        output = (self.data.parent / f"{self.data.name}.up.log").open("a+")
-        self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        log = self.data.parent / f"{self.data.name}.up.log"
+        with log.open("a") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
         deadline_s = time.monotonic() + START_S
-        while not self._ready(output.name):
+        while not self._ready(log):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
-                text = Path(output.name).read_text()
                 self.stop()
-                raise AssertionError(f"roskva up did not become ready:\n{text}")
+                raise AssertionError(f"roskva up did not become ready:\n{log.read_text()}")
             time.sleep(0.1)
         return self
 
-    def _ready(self, log: str) -> bool:
-        for line in Path(log).read_text().splitlines():
+    def _ready(self, log: Path) -> bool:
+        for line in log.read_text().splitlines():
             if "demo page" in line:
                 self.url = line.split()[-1].rstrip("/")
                 self._listen = self.url.removeprefix("http://")

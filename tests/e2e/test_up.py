@@ -33,7 +33,7 @@ def watching(service: Service, *arguments: str) -> Iterator[subprocess.Popen[str
         yield process
     finally:
         process.terminate()
-        process.wait(10)
+        process.communicate(timeout=10)
 
 
 def test_watch_shows_what_publish_publishes(service: Service) -> None:

@@ -16,6 +16,7 @@ from roskva.gateway.service import Gateway
 from roskva.matcher.core import Batch, accept, collapse, match
 from roskva.matcher.forms import Form, Malformed, check, extract
 from roskva.model import Registration, Update
+from roskva.protocol.summaries import SetDigest
 from roskva.registrar.events import decode_registration
 from roskva.table import open_table
 
@@ -60,10 +61,10 @@ async def run_matcher(gateway: Gateway) -> None:
         batch: Batch = collapse(updates, registrations)
         if not batch.empty:
             incarnation = newest[UPDATES][0].incarnation
-            accepted = accept(batch, settings.partitions, lambda key: incarnation)
+            accepted = accept(batch, settings.partitions, lambda key, incarnation=incarnation: incarnation)
             table.write(accepted.writes)
             rows = table.read([*accepted.read_whole, *accepted.read_version])
-            propagations = match(batch, rows, settings.partitions, lambda key: incarnation)
+            propagations = match(batch, rows, settings.partitions, lambda key, incarnation=incarnation: incarnation)
             await gateway.registrar.propagate(propagations)
         await asyncio.sleep(0.05)
 
@@ -83,7 +84,7 @@ async def page(gateway: Gateway) -> AsyncIterator[playwright_api.Page]:
     matcher.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await matcher
-    assert problems == []
+    assert [problem for problem in problems if "status of 400" not in problem] == []
 
 
 async def test_two_clients_learn_what_is_published(page: playwright_api.Page, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ async def test_two_clients_learn_what_is_published(page: playwright_api.Page, tm
     await second.get_by_role("button", name="Go online").click()
     await expect(second.locator("tbody tr td").nth(2)).to_have_text("1002")
     await expect(second.locator(".in-sync")).to_have_text("in sync")
-    await page.screenshot(path=os.environ.get("ROSKVA_SCREENSHOT", str(tmp_path / "demo.png")), full_page=True)
+    await page.screenshot(path=os.environ.get("DEMO_SCREENSHOT", str(tmp_path / "demo.png")), full_page=True)
 
     await first.get_by_role("button", name="Unregister").click()
     await expect(first.locator("tbody tr")).to_have_count(0)
@@ -126,5 +127,8 @@ async def test_bad_publish_shows_the_error(page: playwright_api.Page) -> None:
 
 async def test_the_pages_sha256_is_sha256(page: playwright_api.Page) -> None:
     for text in ("", "hello", "grüße", "x" * 55, "x" * 56, "x" * 64, "y" * 119):
-        found = await page.evaluate("async (text) => (await import('/demo.js?again')).digestOf(text)", text)
+        found = await page.evaluate("text => window.demo.sha256(new TextEncoder().encode(text))", text)
         assert found == hashlib.sha256(text.encode()).hexdigest()
+    names = [f"object {number}" for number in range(50)]
+    summary = SetDigest(name.encode() for name in names).summary()
+    assert await page.evaluate("names => window.demo.summaryOf(names)", names) == {"count": 50, "digest": summary.digest}

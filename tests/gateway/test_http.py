@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
+from yarl import URL
 
 from roskva.feed import DEAD_LETTERS, UPDATES, Entry, open_feed
 from roskva.gateway import inspection
@@ -14,13 +17,12 @@ from roskva.gateway.http import served
 from roskva.gateway.service import Gateway
 from roskva.matcher.cells import object_row, version_cell
 from roskva.model import object_key, partition_of
-from roskva.table import Mutation, open_table
+from roskva.pipeline.health import HEALTH, HEALTH_ROW, RUNNING, Health
+from roskva.table import Cell, Mutation, open_table
 from tests.gateway.talking import Raw, channel_url, handshake, say
 
 
 async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]]:
-    from yarl import URL
-
     async with http.get(URL(url, encoded=True)) as answer:
         return answer.status, await answer.json()
 
@@ -33,43 +35,41 @@ def learn(gateway: Gateway, name: bytes, version: int, incarnation_back: int = 0
     open_table(settings).write([Mutation(object_row(key, settings.partitions), [version_cell(version, "me", incarnation)])])
 
 
-@pytest.mark.parametrize(
-    ("name", "in_path"),
-    [
-        (b"hello", "hello"),
-        (b"a/b c", "a%2Fb%20c"),
-        (b"a/b", "a/b"),
-        (b"100%", "100%25"),
-        (b"%2F", "%252F"),
-        ("grüße".encode(), "gr%C3%BC%C3%9Fe"),
-        (b"\xff\x00", "base64:_wA"),
-        (b"..", "base64:Li4"),
-        (b"what?", "what%3F"),
-    ],
-)
-async def test_object_tells_the_known_version(gateway: Gateway, http: aiohttp.ClientSession, name: bytes, in_path: str) -> None:
-    learn(gateway, name, 2**63 - 1)
-    status, answer = await get(http, f"{gateway.url}/v1/objects/demo/{in_path}")
-    assert status == 200, answer
-    assert (answer["version"], answer["version_text"], answer["source"]) == (2**63 - 1, str(2**63 - 1), "me")
+NAMES: list[tuple[bytes, str]] = [
+    (b"hello", "hello"),
+    (b"a/b c", "a%2Fb%20c"),
+    (b"a/b", "a/b"),
+    (b"100%", "100%25"),
+    (b"%2F", "%252F"),
+    ("grüße".encode(), "gr%C3%BC%C3%9Fe"),
+    (b"\xff\x00", "base64:_wA"),
+    (b"..", "base64:Li4"),
+    (b"what?", "what%3F"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "code"),
-    [
-        ("demo/never", 404, "unknown-object"),
-        ("nobody/x", 404, "unknown-application"),
-        ("demo/" + "x" * 129, 400, "invalid-name"),
-        ("demo/%FF", 400, "invalid-name"),
-        ("demo/base64:*", 400, "invalid-name"),
-        ("demo/", 404, "unknown-path"),
-    ],
-)
-async def test_object_errors_are_named(
-    gateway: Gateway, http: aiohttp.ClientSession, path: str, status: int, code: str
-) -> None:
-    got, answer = await get(http, f"{gateway.url}/v1/objects/{path}")
-    assert (got, answer["error"]["code"]) == (status, code)
+async def test_object_tells_the_known_version(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    for version, (name, in_path) in enumerate(NAMES, 2**63 - 100):
+        learn(gateway, name, version)
+        status, answer = await get(http, f"{gateway.url}/v1/objects/demo/{in_path}")
+        assert status == 200, (name, answer)
+        assert (answer["version"], answer["version_text"], answer["source"]) == (version, str(version), "me")
+
+
+BAD_PATHS: list[tuple[str, int, str]] = [
+    ("demo/never", 404, "unknown-object"),
+    ("nobody/x", 404, "unknown-application"),
+    ("demo/" + "x" * 129, 400, "invalid-name"),
+    ("demo/%FF", 400, "invalid-name"),
+    ("demo/base64:*", 400, "invalid-name"),
+    ("demo/", 404, "unknown-path"),
+]
+
+
+async def test_object_errors_are_named(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    for path, status, code in BAD_PATHS:
+        got, answer = await get(http, f"{gateway.url}/v1/objects/{path}")
+        assert (got, answer["error"]["code"]) == (status, code), path
 
 
 async def test_version_of_a_lost_feed_is_not_known(gateway: Gateway, http: aiohttp.ClientSession) -> None:
@@ -95,19 +95,44 @@ async def test_status_has_the_documented_shape(gateway: Gateway, http: aiohttp.C
     assert "version" in answer
 
 
-async def test_ready_only_with_a_pipeline(
-    gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ready_only_with_a_pipeline(gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
     status, answer = await get(http, gateway.url + "/readyz")
     assert status == 503
     assert answer["reasons"] == ["the pipeline is not running"]
     report: dict[str, Any] = {"alive": True, "state": "running", "batch": None, "last_batch_age_s": None, "lag": {"updates": {"0": 3}}}
-    monkeypatch.setattr(inspection, "_read_health", lambda table: report)
+    monkeypatch.setattr(inspection, "_read_health", lambda table, feed: report)
     assert (await get(http, gateway.url + "/readyz"))[1]["reasons"] == ["the pipeline has not finished a batch yet"]
     report["lag"] = {"updates": {"0": 0}}  # idle and alive
     assert await get(http, gateway.url + "/readyz") == (200, {"ready": True, "reasons": []})
     report |= {"batch": 7, "lag": {"updates": {"0": 3}}}
     assert (await get(http, gateway.url + "/readyz"))[0] == 200
+
+
+async def test_status_tells_what_the_pipeline_said(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async with http.post(gateway.url + "/v1/publish", json={"application": "demo", "object": "a", "version": 1}) as published:
+        assert published.status == 200
+    _, answer = await get(http, gateway.url + "/v1/status")
+    assert answer["pipeline"]["alive"] is False
+    assert sum(answer["pipeline"]["lag"]["updates"].values()) == 1
+    now_ms = time.time_ns() // 1_000_000
+
+    def tell(counter: int, **changes: Any) -> None:
+        said = Health("boot", 1, RUNNING, now_ms, now_ms, batch=3, batch_finished_ms=now_ms - 2_000, lag={"updates/2": 5})
+        value = msgspec.json.encode(msgspec.structs.replace(said, **changes))
+        open_table(gateway.settings).write([Mutation(HEALTH_ROW, [Cell(HEALTH, counter, value)])])
+
+    tell(1)
+    pipeline = (await get(http, gateway.url + "/v1/status"))[1]["pipeline"]
+    assert (pipeline["alive"], pipeline["state"], pipeline["batch"], pipeline["lag"]) == (True, "running", 3, {"updates": {"2": 5}})
+    assert 2.0 <= pipeline["last_batch_age_s"] < 20.0
+    assert (await get(http, gateway.url + "/readyz"))[0] == 200
+    tell(2, written_ms=now_ms - 60_000)
+    pipeline = (await get(http, gateway.url + "/v1/status"))[1]["pipeline"]
+    assert (pipeline["alive"], pipeline["state"]) == (False, "silent")
+    tell(3, state="stopped")
+    pipeline = (await get(http, gateway.url + "/v1/status"))[1]["pipeline"]
+    assert (pipeline["alive"], pipeline["state"]) == (False, "stopped")
+    assert (await get(http, gateway.url + "/readyz"))[0] == 503
 
 
 async def test_dead_letters_in_pages(gateway: Gateway, http: aiohttp.ClientSession) -> None:
@@ -135,10 +160,10 @@ async def test_dead_letters_in_pages(gateway: Gateway, http: aiohttp.ClientSessi
     assert [letter["offset"] for letter in page["letters"]] == [99]
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=-1", "after=nonsense", "after=1-2", "after=1-2-x"])
-async def test_dead_letters_bad_queries(gateway: Gateway, http: aiohttp.ClientSession, query: str) -> None:
-    status, answer = await get(http, f"{gateway.url}/v1/dead-letters?{query}")
-    assert (status, answer["error"]["code"]) == (400, "malformed-message")
+async def test_dead_letters_bad_queries(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    for query in ("limit=0", "limit=1001", "limit=x", "limit=-1", "after=nonsense", "after=1-2", "after=1-2-x"):
+        status, answer = await get(http, f"{gateway.url}/v1/dead-letters?{query}")
+        assert (status, answer["error"]["code"]) == (400, "malformed-message"), query
 
 
 async def test_openapi_lists_exactly_the_routes(gateway: Gateway, http: aiohttp.ClientSession) -> None:

@@ -90,7 +90,8 @@ async def test_message_for_another_owner_is_passed_on_and_answered(start: Start,
     await say(socket, token=token)
     assert (await hear(socket))["token"] == token
     assert one.metrics.messages_forwarded >= 1
-    assert two.registrar.sessions and not one.registrar.sessions
+    assert two.registrar.sessions
+    assert not one.registrar.sessions
     await socket.close()
     async with asyncio.timeout(5):
         while two.registrar.sessions:  # told that the connection closed
@@ -146,7 +147,7 @@ async def test_connections_are_announced_to_the_new_owner(start: Start, http: ai
         async with asyncio.timeout(10):
             while len(one.registrar.sessions) + len(two.registrar.sessions) < 16 or not two.registrar.sessions:
                 await asyncio.sleep(0.05)
-        moved = {client for client in two.registrar.sessions}
+        moved = set(two.registrar.sessions)
         expected = {claims_of(one, token)[0] for token in tokens if owner_of(one, token) == two.member_id}
         assert moved == expected
         await two.stop()  # it says goodbye: they come back

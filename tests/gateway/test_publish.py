@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
-import pytest
 
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import FeedFull
@@ -29,11 +28,7 @@ async def post(http: aiohttp.ClientSession, gateway: Gateway, body: Any) -> tupl
 
 def records(settings: Settings) -> list[Record]:
     feed = open_feed(settings)
-    return [
-        record
-        for partition, end in sorted(feed.newest(UPDATES).items())
-        for record in feed.read(UPDATES, partition, 0, end.offset)
-    ]
+    return [record for partition, end in sorted(feed.newest(UPDATES).items()) for record in feed.read(UPDATES, partition, 0, end.offset)]
 
 
 async def test_one_update_is_in_the_feed_when_it_is_acknowledged(gateway: Gateway, http: aiohttp.ClientSession) -> None:
@@ -109,38 +104,36 @@ async def test_half_of_a_surrogate_pair_is_malformed(gateway: Gateway, http: aio
     assert answer["error"]["code"] in ("malformed-message", "invalid-name")
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        (b"", 400, "malformed-message"),
-        (b"{", 400, "malformed-message"),
-        (b'"x"', 400, "malformed-message"),
-        (b"\xff\xfe", 400, "malformed-message"),
-        (b'{"application":"demo"}', 400, "malformed-message"),
-        (b'{"updates":[]}', 400, "malformed-message"),
-        (b'{"application":7,"updates":[]}', 400, "malformed-message"),
-        (b'{"application":"demo","updates":{}}', 400, "malformed-message"),
-        (b'{"application":"demo","updates":[],"extra":1}', 400, "malformed-message"),
-        (b'{"application":"demo","updates":[],"raw":[]}', 400, "malformed-message"),
-        (b'{"application":"demo","updates":[],"version":1}', 400, "malformed-message"),
-        (b'{"application":"demo","object":"a","version":1,"updates":[]}', 400, "malformed-message"),
-        (b'{"application":"demo","updates":[{"object":"a","version":1}]', 400, "malformed-message"),
-        (b'{"application":"demo","updates":[{"object":"a",version:1}]}', 400, "malformed-message"),
-        (b'{"application":"nobody","updates":[]}', 404, "unknown-application"),
-        (b'{"application":"","object":"a","version":1}', 404, "unknown-application"),
-        (b'{"application":"demo","object":"a"}', 400, "malformed-message"),
-        (b'{"application":"demo","object":"","version":1}', 400, "invalid-name"),
-        (b'{"application":"demo","object":"a","version":-1}', 400, "invalid-version"),
-        (b'{"application":"demo","object":"a","version":"1e3"}', 400, "invalid-version"),
-        (b'{"application":"demo","raw":7}', 400, "malformed-message"),
-    ],
-)
-async def test_bad_requests_are_named(
-    gateway: Gateway, http: aiohttp.ClientSession, body: bytes, status: int, code: str
-) -> None:
-    got, answer = await post(http, gateway, body)
-    assert (got, answer["error"]["code"]) == (status, code)
-    assert "Traceback" not in answer["error"]["message"]
+BAD_REQUESTS: list[tuple[bytes, int, str]] = [
+    (b"", 400, "malformed-message"),
+    (b"{", 400, "malformed-message"),
+    (b'"x"', 400, "malformed-message"),
+    (b"\xff\xfe", 400, "malformed-message"),
+    (b'{"application":"demo"}', 400, "malformed-message"),
+    (b'{"updates":[]}', 400, "malformed-message"),
+    (b'{"application":7,"updates":[]}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":{}}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[],"extra":1}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[],"raw":[]}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[],"version":1}', 400, "malformed-message"),
+    (b'{"application":"demo","object":"a","version":1,"updates":[]}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[{"object":"a","version":1}]', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[{"object":"a",version:1}]}', 400, "malformed-message"),
+    (b'{"application":"nobody","updates":[]}', 404, "unknown-application"),
+    (b'{"application":"","object":"a","version":1}', 404, "unknown-application"),
+    (b'{"application":"demo","object":"a"}', 400, "malformed-message"),
+    (b'{"application":"demo","object":"","version":1}', 400, "invalid-name"),
+    (b'{"application":"demo","object":"a","version":-1}', 400, "invalid-version"),
+    (b'{"application":"demo","object":"a","version":"1e3"}', 400, "invalid-version"),
+    (b'{"application":"demo","raw":7}', 400, "malformed-message"),
+]
+
+
+async def test_bad_requests_are_named(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    for body, status, code in BAD_REQUESTS:
+        got, answer = await post(http, gateway, body)
+        assert (got, answer["error"]["code"]) == (status, code), body
+        assert "Traceback" not in answer["error"]["message"]
     assert records(gateway.settings) == []
 
 

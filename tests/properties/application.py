@@ -14,6 +14,7 @@ from roskva.client.actions import (
     CloseChannel,
     Notification,
     Notify,
+    RegistrationFailed,
     ReissueRegistrations,
     Send,
     StatusChanged,
@@ -48,13 +49,15 @@ class Application:
     def run_anew(self) -> None:
         """A run of the client begins: what was in memory is gone, what was acknowledged is not."""
         self.queue: list[Notification] = []  # shown, and not dealt with yet
+        self.history: list[Notification] = []  # all that this run was shown
+        self.statuses: list[tuple[bytes, bool]] = []
+        self.failures: list[RegistrationFailed] = []
         self.shown: dict[bytes, int] = {}  # the highest version that this run was shown
         self.confirmed: dict[bytes, bool] = {}
         self.stopped = False
+        self.reissues = 0
         world = self.world
-        self.core = ClientCore(
-            "demo", self.device, random=world.dice, nonce=world.nonce, state=self.state, config=world.client_config
-        )
+        self.core = ClientCore("demo", self.device, random=world.dice, nonce=world.nonce, state=self.state, config=world.client_config)
 
     def start(self) -> None:
         self.carry_out(self.core.start(self.world.now))
@@ -111,9 +114,13 @@ class Application:
                 self._shown(action.notification)
             elif isinstance(action, StatusChanged):
                 self.confirmed[action.name] = action.registered
+                self.statuses.append((action.name, action.registered))
+            elif isinstance(action, RegistrationFailed):
+                self.failures.append(action)
             elif isinstance(action, WriteState):
                 self.state = action.state
             elif isinstance(action, ReissueRegistrations):
+                self.reissues += 1
                 for name in sorted(self.wishes):
                     self.register(name)
             elif isinstance(action, CloseChannel):
@@ -130,6 +137,7 @@ class Application:
             assert notification.version > before, f"{self.device} saw {name!r} at {notification.version} after {before}"
             self.shown[name] = notification.version
         self.queue.append(notification)
+        self.history.append(notification)
         if self.prompt:
             self.deal_with(len(self.queue) - 1)
 

@@ -83,9 +83,7 @@ class PipelineShell:
         return self.feed.topics[topic][self.feed.committed[topic] : self.begun[topic]]
 
     @staticmethod
-    def _cut(
-        updates: list[Update], registrations: list[Registration], apart: bool
-    ) -> Iterator[tuple[list[Update], list[Registration]]]:
+    def _cut(updates: list[Update], registrations: list[Registration], apart: bool) -> Iterator[tuple[list[Update], list[Registration]]]:
         for partition in range(PARTITIONS):
             some = [update for update in updates if partition_of(update.object, PARTITIONS) == partition]
             others = [one for one in registrations if partition_of(one.object, PARTITIONS) == partition]

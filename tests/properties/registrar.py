@@ -7,6 +7,7 @@ thrown away at any moment, and another one begins with the rows and the marks al
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -186,9 +187,7 @@ class RegistrarShell:
         row = ClientRow(client) if row is None else row
         granted = core.grant(row, Created(init.application, init.device), day=1)
         self.write(client, granted.cells)
-        token = self.keyring.sign(
-            Claims(client, init.application, init.device, granted.session, DATA_CENTER, self.incarnation)
-        )
+        token = self.keyring.sign(Claims(client, init.application, init.device, granted.session, DATA_CENTER, self.incarnation))
         reply = ServerMessage(
             token=token,
             summary=row.digest.summary(),
@@ -291,10 +290,8 @@ class RegistrarShell:
             return
         for event in events:
             self.appended[event.client, event.object] = self.clock() + REPEAT_AFTER_S
-        try:
+        with contextlib.suppress(Unavailable):  # what cannot be appended now stays pending, and is repeated
             self.feed.append(REGISTRATIONS, [encode_registration(event) for event in events], self.steps)
-        except Unavailable:
-            pass  # what cannot be appended now stays pending, and is repeated
 
     def repeat_pending(self, row: ClientRow) -> None:
         """Whoever reads a client's row also repeats its pending cells, those aside that were appended a moment ago."""
@@ -483,16 +480,12 @@ class RegistrarShell:
         """Nobody waits for these writes: what is lost of them costs a duplicate."""
         ack_cells, self.ack_cells = self.ack_cells, {}
         for client, cells in ack_cells.items():
-            try:
+            with contextlib.suppress(Unavailable):
                 self.write(client, cells)
-            except Unavailable:
-                pass
 
     def _resume(self, session: Session, row: ClientRow) -> None:
         """Send what the row says is waiting: at session start, after a blind write, at a scan."""
-        notifications = [
-            self._notify(entry) for waiting in list(row.waiting()) if (entry := self._take_up(session, waiting)) is not None
-        ]
+        notifications = [self._notify(entry) for waiting in list(row.waiting()) if (entry := self._take_up(session, waiting)) is not None]
         if notifications:
             self._speak(session, notify=notifications)
 
@@ -562,9 +555,8 @@ class RegistrarShell:
             entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
             entry.due_s = now_s + entry.pause_s
             entry.sent_s = now_s
+        settled = bool(session.told_unsettled) and not session.unsettled and now_s >= session.sent_s + 0.5
         if due:
             self._speak(session, notify=[self._notify(entry) for entry in due])
-        elif now_s >= session.sent_s + session.settings.keepalive_s:
-            self._speak(session)
-        elif session.told_unsettled and not session.unsettled and now_s >= session.sent_s + 0.5:
+        elif settled or now_s >= session.sent_s + session.settings.keepalive_s:
             self._speak(session)

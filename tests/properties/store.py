@@ -52,6 +52,7 @@ class ModelTable:
     def __init__(self) -> None:
         self.rows: dict[RowKey, dict[bytes, Cell]] = {}
         self.log: list[Mutation] = []  # every write that landed, for tests that count or order them
+        self.trace: list[tuple[str, RowKey]] = []  # the same with reads: ("read" or "write", row)
         self.marks: list[ClientId] = []  # never cleared by readers: each keeps a cursor
 
     def write(self, mutations: Sequence[Mutation], steps: Steps) -> None:
@@ -64,6 +65,7 @@ class ModelTable:
 
     def _land(self, mutation: Mutation) -> None:
         self.log.append(mutation)
+        self.trace.append(("write", mutation.row))
         row = self.rows.setdefault(mutation.row, {})
         for cell in mutation.cells:
             old = row.get(cell.name)
@@ -71,12 +73,9 @@ class ModelTable:
                 row[cell.name] = cell
 
     def read(self, rows: Sequence[RowKey], prefix: bytes = b"") -> dict[RowKey, Row]:
+        self.trace += (("read", key) for key in rows)
         return {
-            key: {
-                name: cell
-                for name, cell in sorted(self.rows.get(key, {}).items())
-                if cell.value is not None and name.startswith(prefix)
-            }
+            key: {name: cell for name, cell in sorted(self.rows.get(key, {}).items()) if cell.value is not None and name.startswith(prefix)}
             for key in rows
         }
 

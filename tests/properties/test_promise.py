@@ -25,6 +25,7 @@ names = st.sampled_from(NAMES)
 clients = st.integers(0, CLIENTS - 1)
 picks = st.integers(0, 11)
 faults = st.lists(st.sampled_from(Fault), min_size=1, max_size=4)
+fates = st.lists(st.tuples(picks, st.sampled_from(("deliver", "deliver", "repeat", "drop"))), min_size=1, max_size=8)
 wishes = st.sampled_from(("register", "fetch, then register", "unregister"))
 
 
@@ -108,7 +109,7 @@ class Promise(RuleBasedStateMachine):
         self.world.pump()
 
     @precondition(lambda self: self.world.in_flight)
-    @rule(chosen=st.lists(st.tuples(picks, st.sampled_from(("deliver", "deliver", "repeat", "drop"))), min_size=1, max_size=8))
+    @rule(chosen=fates)
     def channel(self, chosen: list[tuple[int, str]]) -> None:
         """Messages in flight arrive in any order, twice, or never."""
         for pick, what in chosen:
@@ -119,6 +120,19 @@ class Promise(RuleBasedStateMachine):
                 if what != "drop":
                     self.world.deliver(packet)
         self.world.pump()
+
+    @rule(client=clients, name=names, fates=fates, later=fates)
+    def crossing(self, client: int, name: bytes, fates: list[tuple[int, str]], later: list[tuple[int, str]]) -> None:
+        """A slow application acknowledges one version while the next is on its way."""
+        application = self.world.applications[client]
+        application.prompt = False
+        self.publish([(name, None, 1)])
+        self.world.flowing = False
+        self.publish([(name, None, 1)])
+        self.world.run(0.06)
+        self.channel(fates)
+        application.deal_with()
+        self.channel(later)
 
     @rule(client=clients, noticed=st.booleans())
     def disconnect(self, client: int, noticed: bool) -> None:
@@ -171,15 +185,17 @@ class Promise(RuleBasedStateMachine):
         self.world.pipeline_runs = runs
         self.world.pump()
 
-    @rule(split=st.integers(0, 3), apart=st.booleans(), order=st.lists(picks, max_size=8), dies=st.booleans())
-    def batch(self, split: int, apart: bool, order: list[int], dies: bool) -> None:
+    @rule(split=st.integers(0, 3), apart=st.booleans(), order=st.lists(picks, max_size=8), dead=st.sampled_from(("", "pipeline", "both")))
+    def batch(self, split: int, apart: bool, order: list[int], dead: str) -> None:
         """A batch takes all records, or leaves some for the next; it gets somewhere, and may die there."""
         self.world.pipeline_runs = False
         committed, ends = self.world.feed.committed, self.world.feed.ends()
         self.world.pipeline.begin({topic: max(committed[topic], end - split) for topic, end in ends.items()}, apart)
         self.tasks_move(order)
-        if dies:
+        if dead:
             self.world.pipeline.die()
+        if dead == "both":
+            self.world.restart_registrar(links_break=True)
 
     @precondition(lambda self: self.world.pipeline.tasks or self.world.pipeline.orphans)
     @rule(chosen=st.lists(picks, min_size=1, max_size=6))

@@ -55,6 +55,7 @@ class Link:
     token: str = ""  # the last that was used over it, as the gateway that holds the connection knows it
 
     def send(self, message: ServerMessage) -> None:
+        self.world.server_said.append(message)
         self.world.in_flight.append(Packet(self, encode(message), to_server=False))
         self.world.trim_network()
 
@@ -80,6 +81,8 @@ class World:
     pipeline_runs: bool = True  # batches follow each other by themselves; else somebody moves them
     in_flight: list[Packet] = field(default_factory=list)
     published: dict[bytes, list[int]] = field(default_factory=dict)
+    clients_said: list[ClientMessage] = field(default_factory=list)  # every message that was sent, for tests that look at them
+    server_said: list[ServerMessage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         chance = random.Random(self.seed)
@@ -89,9 +92,7 @@ class World:
         nonces, clients = itertools.count(1), itertools.count(1)
         self.nonce = lambda: f"nonce-{next(nonces)}"
         self._mint = lambda: ClientId(f"client-{next(clients)}")
-        self.client_config = Config(
-            keepalive_s=SETTINGS.keepalive_s, retry_min_s=SETTINGS.retry_min_s, retry_max_s=SETTINGS.retry_max_s
-        )
+        self.client_config = Config(keepalive_s=SETTINGS.keepalive_s, retry_min_s=SETTINGS.retry_min_s, retry_max_s=SETTINGS.retry_max_s)
         self.keyring = Keyring({1: b"k" * 32})
         self.table = ModelTable()
         self.feed = ModelFeed()
@@ -108,8 +109,15 @@ class World:
 
     def start_registrar(self) -> None:
         self.registrar = RegistrarShell(
-            self.table, self.feed, self.registrar_steps, lambda: self.now, self.keyring, SETTINGS, self._mint, self.operations_max,
-            incarnation=self.incarnation
+            self.table,
+            self.feed,
+            self.registrar_steps,
+            lambda: self.now,
+            self.keyring,
+            SETTINGS,
+            self._mint,
+            self.operations_max,
+            incarnation=self.incarnation,
         )
 
     def stop_registrar(self, links_break: bool) -> None:
@@ -198,6 +206,7 @@ class World:
         link = self.links.get(application)
         if link is not None:
             link.token = message.token or link.token
+            self.clients_said.append(message)
             self.in_flight.append(Packet(link, encode(message), to_server=True))
             self.trim_network()
 
@@ -263,18 +272,15 @@ class World:
         pipeline = self.pipeline
         if not pipeline.tasks and (self.feed.lag() or pipeline.begun is not None):
             pipeline.begin()
-        return any([self.step(task) is not False for task in [*pipeline.orphans, *pipeline.tasks]])
+        moved = [self.step(task) is not False for task in [*pipeline.orphans, *pipeline.tasks]]
+        return any(moved)
 
     def step(self, task: Task) -> bool | None:
         """Move one task of the pipeline; False: it waits for its Registrar."""
         return self.survive(self.pipeline.step, task, self.registrar if self.reachable else None)
 
     def _next_deadline(self) -> float:
-        deadlines = [
-            deadline
-            for application in self.links
-            if (deadline := application.core.next_deadline()) is not None
-        ]
+        deadlines = [deadline for application in self.links if (deadline := application.core.next_deadline()) is not None]
         if self.reconnecting:
             deadlines += self.reconnects.values()
         if self.registrar is not None:
@@ -329,17 +335,18 @@ class World:
 
     def _broken_promises_to(self, application: Application) -> list[str]:
         who = application.device
-        faults: list[str] = []
-        for name in application.wishes:
-            if missing := application.missing(name):
-                faults.append(f"{who} knows {name!r} at {application.store.get(name)}, and never learned of {missing}")
+        faults = [
+            f"{who} knows {name!r} at {application.store.get(name)}, and never learned of {missing}"
+            for name in application.wishes
+            if (missing := application.missing(name))
+        ]
         if set(application.core.desired) != application.wishes:
             faults.append(f"{who} wishes {application.wishes}, its core {set(application.core.desired)}")
         if not application.core.in_sync(self.now):
             faults.append(f"{who} is not in sync")
-        for name in application.wishes:
-            if application.confirmed.get(name) is not True:
-                faults.append(f"{who} was never told that {name!r} is registered")
+        unconfirmed = [name for name in application.wishes if application.confirmed.get(name) is not True]
+        if unconfirmed:
+            faults.append(f"{who} was never told that it is registered for {unconfirmed}")
         session = self.session_of(application)
         if session is None:
             return [*faults, f"{who} has no session"]

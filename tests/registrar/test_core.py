@@ -1,4 +1,7 @@
-"""The Registrar's core: handshakes, ordering, sync, judgement, settling, repair (Thialfi 4.1.2 to 4.1.4, 4.2)."""
+"""The Registrar's core: handshakes, ordering, sync, judgement, settling, repair (Thialfi 4.1.2 to 4.1.4, 4.2).
+
+Long, since the core is one module; a class for each of its duties, in their order.
+"""
 
 from __future__ import annotations
 

@@ -21,16 +21,13 @@ class PipelineReport:
 
 
 def pipeline_report(status: Mapping[str, Any]) -> PipelineReport | None:
-    """The report in a status; None if it has none.
-
-    It lives if the service says so (`alive`), or if its own last word was that it runs (`state`).
-    """
+    """The report in a status; None if it has none."""
     report = status.get("pipeline")
     if not isinstance(report, Mapping):
         return None
     batch, pid, age_s = report.get("batch"), report.get("pid"), report.get("last_batch_age_s")
     return PipelineReport(
-        alive=bool(report.get("alive")) or report.get("state") == "running",
+        alive=bool(report.get("alive")),
         pid=pid if isinstance(pid, int) else None,
         batch=batch if isinstance(batch, int) and batch >= 0 else None,
         last_batch_age_s=float(age_s) if isinstance(age_s, int | float) else None,
@@ -39,12 +36,10 @@ def pipeline_report(status: Mapping[str, Any]) -> PipelineReport | None:
 
 
 def _lag(value: Any) -> dict[str, dict[str, int]]:
-    """By topic and partition, whether it came as {"updates": {"0": 1}} or as {"updates/0": 1}."""
-    found: dict[str, dict[str, int]] = {}
-    for name, counts in (value if isinstance(value, Mapping) else {}).items():
-        if isinstance(counts, Mapping):
-            found.setdefault(str(name), {}).update({str(partition): int(count) for partition, count in counts.items()})
-        elif isinstance(counts, int):
-            topic, _, partition = str(name).rpartition("/")
-            found.setdefault(topic, {})[partition] = counts
-    return found
+    """By topic and partition, as {"updates": {"0": 1}}; what has another form is left out."""
+    topics = value.items() if isinstance(value, Mapping) else ()
+    return {
+        str(topic): {str(partition): count for partition, count in counts.items() if isinstance(count, int)}
+        for topic, counts in topics
+        if isinstance(counts, Mapping)
+    }

@@ -180,7 +180,9 @@ class Routes:
         name = request.path.lstrip("/") or "demo.html"
         response = web.Response(body=_page_file(name), content_type=_PAGE_FILES[name], charset="utf-8")
         response.headers["Cache-Control"] = "no-cache"
-        response.headers["Content-Security-Policy"] = "default-src 'self'; connect-src 'self' ws: wss:; frame-ancestors 'none'"
+        response.headers["Content-Security-Policy"] = (
+            "default-src 'self'; img-src data:; connect-src 'self' ws: wss:; frame-ancestors 'none'"
+        )
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 

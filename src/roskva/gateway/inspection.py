@@ -6,8 +6,8 @@ Everything here only reads. Blocking reads of the feed run in a thread, those of
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.metadata
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +16,7 @@ import msgspec
 
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, RoskvaError, UnknownApplication, UnknownObject
-from roskva.feed.interface import DEAD_LETTERS, TOPICS, UPDATES, Feed, Position, Record
+from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, TOPICS, UPDATES, Feed, Position, Record
 from roskva.gateway.members import Membership
 from roskva.matcher.cells import object_row, read_version
 from roskva.model import name_from_text, name_to_text, object_key, partition_of
@@ -27,6 +27,7 @@ from roskva.telemetry.metrics import Metrics
 
 LETTERS_MAX: Final = 1_000
 _PROBE_S: Final = 2.0
+_HEALTH_SILENCE_S: Final = 15.0  # the pipeline speaks every 5 s
 _NO_PIPELINE: Final[dict[str, Any]] = {"alive": False, "state": "unknown", "batch": None, "last_batch_age_s": None, "lag": {}}
 
 
@@ -105,10 +106,9 @@ class Inspection:
     async def pipeline(self) -> dict[str, Any]:
         """The pipeline's own report, or that there is none."""
         try:
-            health = await asyncio.to_thread(_read_health, self.table.table)
+            return await asyncio.to_thread(_read_health, self.table.table, self.feed)
         except RoskvaError as error:
             return _NO_PIPELINE | {"state": error.code}
-        return _NO_PIPELINE | health if health is not None else dict(_NO_PIPELINE)
 
     async def unready(self) -> list[str]:
         """Why this gateway should not be given clients yet; empty when it should."""
@@ -171,14 +171,40 @@ def _write_cursor(reached: Mapping[int, Position]) -> str:
     return ".".join(f"{partition}-{position.incarnation}-{position.offset}" for partition, position in reached.items())
 
 
-def _read_health(table: Table) -> dict[str, Any] | None:
-    """The pipeline writes its health into the table. Its room is imported only here, and must not bring Spark along."""
-    try:
-        health_module = importlib.import_module("roskva.pipeline.health")
-    except ModuleNotFoundError:
-        return None
-    health = health_module.read_health(table)
+def _read_health(table: Table, feed: Feed) -> dict[str, Any]:
+    """What the pipeline last said, in the form of /v1/status. Its room is imported only here, and brings no Spark along."""
+    from roskva.pipeline.health import RUNNING, read_health
+    from roskva.pipeline.offsets import SUBSCRIPTION
+
+    health = read_health(table)
     if health is None:
-        return None
-    report: Any = msgspec.to_builtins(health, str_keys=True)
-    return report if isinstance(report, dict) else None
+        return _NO_PIPELINE | {"lag": _lag(feed, SUBSCRIPTION)}
+    now_ms = time.time_ns() // 1_000_000
+    alive = health.state == RUNNING and now_ms - health.written_ms < _HEALTH_SILENCE_S * 1000
+    lag: dict[str, dict[str, int]] = {}
+    for place, count in health.lag.items():
+        topic, _, partition = place.rpartition("/")
+        lag.setdefault(topic, {})[partition] = count
+    finished = health.batch >= 0
+    return {
+        "alive": alive,
+        "state": health.state if alive or health.state != RUNNING else "silent",
+        "batch": health.batch if finished else None,
+        "last_batch_age_s": max(0, now_ms - health.batch_finished_ms) / 1000 if finished else None,
+        "lag": lag if alive else _lag(feed, SUBSCRIPTION),  # its own word is exact, but old when it is gone
+        "boot": health.boot,
+        "pid": health.pid,
+        "records": health.records,
+        "durations_ms": health.durations_ms,
+        "counts": health.counts,
+        "error": health.error,
+    }
+
+
+def _lag(feed: Feed, subscription: str) -> dict[str, dict[str, int]]:
+    """How far the newest records are ahead of what the pipeline committed."""
+    lag: dict[str, dict[str, int]] = {}
+    for topic in (UPDATES, REGISTRATIONS):
+        done = {**feed.oldest(topic), **feed.committed(subscription, topic)}
+        lag[topic] = {str(partition): max(0, end.offset - done[partition].offset) for partition, end in feed.newest(topic).items()}
+    return lag

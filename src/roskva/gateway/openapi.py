@@ -189,9 +189,7 @@ def document(release: str) -> dict[str, Any]:
             },
             [
                 _parameter("after", "query", "The `next` of the page before.", {"type": "string"}),
-                _parameter(
-                    "limit", "query", "At most so many.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}
-                ),
+                _parameter("limit", "query", "At most so many.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
             ],
         ),
         "/v1/openapi.json": _get("This document.", {"200": _json("OpenAPI 3.1.", _FREE)}),

@@ -89,9 +89,7 @@ class Gateway:
         self.membership = Membership(table, self.view, Member(self.member_id, internal, public), settings.member_heartbeat_s)
         self.membership.observers.append(self._members_changed)
 
-        inspect = Inspection(
-            settings, table, feed.feed, self.membership, metrics, manifest.epoch, self._sessions, self._outstanding
-        )
+        inspect = Inspection(settings, table, feed.feed, self.membership, metrics, manifest.epoch, self._sessions, self._outstanding)
         registry = registry_of(metrics, self.registrar.counters.items, self._gauges)
         publishing = Publishing(settings, feed, manifest.epoch, metrics)
         self.routes = Routes(settings, publishing, inspect, registry, metrics, self.port)
@@ -127,9 +125,7 @@ class Gateway:
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not start."""
     if not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

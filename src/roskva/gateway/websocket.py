@@ -116,9 +116,7 @@ class WebSocketConnection(WSListener):
     def _fragment(self, frame: WSFrame) -> None:
         partial = self._partial = self._partial or bytearray()
         if len(partial) + frame.payload_size > self._port.message_bytes_max:
-            self.send(
-                error_message(MessageTooLarge(len(partial) + frame.payload_size, self._port.message_bytes_max), self.token)
-            )
+            self.send(error_message(MessageTooLarge(len(partial) + frame.payload_size, self._port.message_bytes_max), self.token))
             self.close(MessageTooLarge.code)
             return
         partial += frame.get_payload_as_bytes()

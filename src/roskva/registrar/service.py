@@ -258,6 +258,9 @@ class Registrar:
     async def _operate(self, session: Session, message: ClientMessage) -> None:
         async with self._orders.turn(session.client):
             row = await self._rows.get(session.client, fresh=self._settling())
+            if row.created is None:
+                self._spawn(self._reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
+                return
             limit = self._settings.registrations_per_client_max
             if message.register or message.unregister:
                 decision = core.operate(row, session.number, session.operations, message.register, message.unregister, limit)

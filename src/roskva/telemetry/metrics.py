@@ -61,9 +61,7 @@ def _histogram(metric: str, about: str) -> Any:
 
 
 def _update(milestone: str) -> Any:
-    return _counter(
-        "roskva_updates", "Published updates, by the milestone that they reached at this gateway.", milestone=milestone
-    )
+    return _counter("roskva_updates", "Published updates, by the milestone that they reached at this gateway.", milestone=milestone)
 
 
 def _message(way: str) -> Any:
@@ -127,9 +125,7 @@ class MetricsCollector(Collector):
                 if not isinstance(family, CounterMetricFamily):
                     family = families[name] = CounterMetricFamily(name, about["about"], labels=list(labels))
                 family.add_metric(list(labels.values()), value)
-        milestones = CounterMetricFamily(
-            "roskva_registrar", "What reached which milestone at this Registrar.", labels=["milestone"]
-        )
+        milestones = CounterMetricFamily("roskva_registrar", "What reached which milestone at this Registrar.", labels=["milestone"])
         for name, value in self._milestones():
             milestones.add_metric([name], value)
         gauges = [GaugeMetricFamily(f"roskva_{name}", f"Registrar: {name} now.", value=value) for name, value in self._gauges()]

@@ -254,12 +254,19 @@ class Pane {
     this.light(".connected", client.connected, "online", client.wanted ? "connecting" : "offline");
     this.light(".in-sync", client.inSync, "in sync", "not in sync");
     this.find(".toggle").textContent = client.wanted ? "Go offline" : "Go online";
-    const rows = [...client.objects].sort(([one], [other]) => (one < other ? -1 : 1)).map(([name, known]) => this.row(name, known));
-    this.find("tbody").replaceChildren(...rows);
+    this.drawRows([...client.objects].sort(([one], [other]) => (one < other ? -1 : 1)));
     const unsettled = client.server.unsettled ?? 0;
     this.find(".numbers").textContent =
       `${client.desired.size} registered here, ${client.server.summary?.count ?? 0} at the server, ${unsettled} unsettled, ` +
       `${client.notified} notifications, ${client.duplicates} repeated`;
+  }
+
+  // Only when something changed: a button that is replaced while it is pressed would lose the click.
+  drawRows(objects) {
+    const shown = JSON.stringify([objects, [...this.client.desired]]);
+    if (shown === this.shown) return;
+    this.shown = shown;
+    this.find("tbody").replaceChildren(...objects.map(([name, known]) => this.row(name, known)));
   }
 
   light(selector, on, yes, no) {
@@ -286,7 +293,10 @@ class Pane {
     const log = this.find(".log");
     const line = document.createElement("li");
     line.className = direction;
-    line.textContent = (direction === "out" ? "→ " : "← ") + text.replace(/"(token|prior)":"([^"]{6})[^"]*"/g, '"$1":"$2…"');
+    // Token, summary and time are in every message: shown is what makes this one different.
+    const { v, token, summary, time_ms, config, ...rest } = JSON.parse(text);
+    const shown = Object.keys(rest).length ? JSON.stringify(rest) : "summary only";
+    line.textContent = (direction === "out" ? "→ " : "← ") + shown.replace(/"(token|prior)":"([^"]{6})[^"]*"/g, '"$1":"$2…"');
     line.title = text;
     log.prepend(line);
     while (log.childElementCount > LOG_LINES_MAX) log.lastElementChild.remove();
@@ -332,6 +342,7 @@ async function showStatus() {
 document.getElementById("publish").onsubmit = publish;
 document.getElementById("version").value = String(Math.floor(Date.now() / 1000)); // larger than those of an earlier visit
 const run = random().slice(0, 8);
-window.panes = [new Pane("Client A", `demo-page-a-${run}`), new Pane("Client B", `demo-page-b-${run}`)];
+const panes = [new Pane("Client A", `demo-page-a-${run}`), new Pane("Client B", `demo-page-b-${run}`)];
+window.demo = { panes, sha256, summaryOf }; // to play with in the browser's console
 setInterval(showStatus, 1000);
 showStatus();
