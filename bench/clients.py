@@ -62,13 +62,14 @@ _encoder = msgspec.json.Encoder()
 
 
 class Heard:
-    """Every notification of a version, in the order of arrival: version, when the Registrar sent it, when it came."""
+    """Every notification of a version, in the order of arrival: version, the one known before it, when it was sent, when it came."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self.versions = array("q")
+        self.before = array("q")  # the version that the client had of this object; 0: none
         self.sent_ms = array("q")
         self.received_s = array("d")
         self.unknown = 0
@@ -126,11 +127,13 @@ class LeanClient(WSListener):
                 log.unknown += 1
                 continue
             version = int(one.version)
-            if known.get(one.object, -1) >= version:
+            before = known.get(one.object, 0)
+            if before >= version:
                 log.repeated += 1
                 continue
             known[one.object] = version
             log.versions.append(version)
+            log.before.append(before)
             log.sent_ms.append(heard.time_ms)
             log.received_s.append(now_s)
 

@@ -20,6 +20,7 @@ from bench.load import Publishers
 from bench.plots import draw
 from bench.report import Aim, Result, percentiles
 from bench.service import BenchFailed
+from bench.throughput import learning_times_ms
 from bench.world import World
 
 
@@ -149,6 +150,17 @@ async def test_a_lean_client_that_is_refused_says_why() -> None:
     client.on_ws_frame(client._transport, _Frame({"error": {"code": "token-invalid"}}))
     with pytest.raises(BenchFailed, match="token-invalid"):
         await asking
+
+
+def test_the_time_of_a_collapsed_update_counts_until_what_overtook_it_arrived() -> None:
+    heard = Heard()
+    # Two objects, versions 1 to 6 in turns, one a second. One client had version 1, and of 3 and 5 heard only 5, at second 10.
+    heard.versions.append(5)
+    heard.before.append(1)
+    heard.received_s.append(10.0)
+    published_s = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert learning_times_ms(heard, published_s, objects=2, first=2) == [5_000.0, 7_000.0]
+    assert learning_times_ms(heard, published_s, objects=2, first=4) == [5_000.0]  # 3 was published before this step
 
 
 @pytest.mark.parametrize("name", NAMES)

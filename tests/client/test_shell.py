@@ -52,7 +52,7 @@ def client_of(gateway: FakeGateway, **arguments: object) -> Client:
 
 async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 (it happens in another party)
+        while not condition():
             await asyncio.sleep(0.005)
 
 

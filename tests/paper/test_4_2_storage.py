@@ -50,7 +50,7 @@ def test_4_2_1_the_two_views_are_separate_tables_keyed_by_the_partitioning_keys(
     application.register(b"x")
     world.run(1)
     client = client_of(world, application)
-    assert {key.table for key in world.table.rows} == {"registrar", "matcher"}
+    assert {mutation.row.table for mutation in world.table.log} == {"registrar", "matcher"}
     assert client_row(client, PARTITIONS) in world.table.rows
     assert object_row(X, PARTITIONS) in world.table.rows
     assert object_row(X, PARTITIONS).partition == partition_of(X, PARTITIONS)

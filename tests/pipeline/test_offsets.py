@@ -78,12 +78,14 @@ def test_a_batch_is_bounded_per_partition() -> None:
 
 
 def test_all_topics_of_a_partition_go_to_one_task_and_tasks_are_balanced() -> None:
-    items = [Range(topic, p, 1, 0, size) for topic in ("updates", "registrations") for p, size in enumerate((100, 10, 10, 10))]
+    items = [Range(topic, p, 1, 0, size) for topic in ("updates", "registrations") for p, size in enumerate((1000, 100, 100, 100))]
     tasks = share_out(items, 2)
     assert len(tasks) == 2
     assert sorted({item.partition for item in task} for task in tasks) == [{0}, {1, 2, 3}]
     assert sum(len(task) for task in tasks) == 8
     assert share_out([], 2) == []
+    few = [Range("updates", p, 1, 0, 10) for p in range(4)]
+    assert share_out(few, 2) == [few], "a small batch is not worth a second task"
     assert len(share_out(items[:1], 2)) == 1
 
 

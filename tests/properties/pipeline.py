@@ -20,8 +20,11 @@ from roskva.registrar.cells import client_row
 from roskva.registrar.core import blind
 from roskva.registrar.events import decode_registration
 from roskva.table.interface import Cell, Mutation, Row, RowKey, wins
-from tests.properties.registrar import PARTITIONS, Call, RegistrarShell
-from tests.properties.store import ModelFeed, ModelTable, Steps
+from tests.properties.registrar import Call, RegistrarShell
+from tests.properties.service import ServiceCall, ServiceShell
+from tests.properties.store import PARTITIONS, ModelFeed, ModelTable, Steps
+
+AnyRegistrar = RegistrarShell | ServiceShell
 
 APPLICATION = "demo"
 FEED_INCARNATION = 1
@@ -42,8 +45,8 @@ class Task:
     rows: dict[RowKey, Row] = field(default_factory=dict)
     untold: list[Propagation] = field(default_factory=list)
     asked: list[Propagation] = field(default_factory=list)
-    call: Call | None = None
-    asked_whom: RegistrarShell | None = None
+    call: Call | ServiceCall | None = None
+    asked_whom: AnyRegistrar | None = None
 
 
 def read_update(value: bytes) -> Update:
@@ -110,7 +113,7 @@ class PipelineShell:
 
     # Steps.
 
-    def step(self, task: Task, registrar: RegistrarShell | None) -> bool:
+    def step(self, task: Task, registrar: AnyRegistrar | None) -> bool:
         """Move a task by one step; answers whether it moved. Without a Registrar, it writes in its stead."""
         try:
             moved = self._step(task, registrar)
@@ -122,7 +125,7 @@ class PipelineShell:
         self.orphans = [one for one in self.orphans if one.stage is not Stage.DONE]
         return moved
 
-    def _step(self, task: Task, registrar: RegistrarShell | None) -> bool:
+    def _step(self, task: Task, registrar: AnyRegistrar | None) -> bool:
         if task.stage is Stage.DONE:
             return False
         if task.stage is Stage.WRITE:
@@ -142,7 +145,7 @@ class PipelineShell:
     def _accepted(self, task: Task) -> Accepted:
         return accept(task.batch, PARTITIONS, lambda key: FEED_INCARNATION)
 
-    def _tell(self, task: Task, registrar: RegistrarShell | None) -> None:
+    def _tell(self, task: Task, registrar: AnyRegistrar | None) -> None:
         task.asked = task.untold
         if registrar is None:
             self._answered(task, [self._blindly(told) for told in task.asked])
@@ -150,7 +153,7 @@ class PipelineShell:
             task.asked_whom, task.call = registrar, registrar.begin(task.asked)
             task.stage = Stage.WAIT
 
-    def _collect(self, task: Task, registrar: RegistrarShell | None) -> bool:
+    def _collect(self, task: Task, registrar: AnyRegistrar | None) -> bool:
         """The answer of the call, if it is there. A Registrar that is gone answers nothing: the call is made again."""
         assert task.call is not None
         if registrar is not task.asked_whom:
@@ -158,7 +161,7 @@ class PipelineShell:
         elif registrar is not None:
             if not task.call.answered() and registrar.clock() < task.call.until_s:
                 return False
-            self._answered(task, registrar.finish(task.call))
+            self._answered(task, registrar.finish(task.call))  # type: ignore[arg-type]
         return True
 
     def _answered(self, task: Task, verdicts: Sequence[int]) -> None:

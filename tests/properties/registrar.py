@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from roskva.config import ApplicationSettings
 from roskva.errors import BadRequest, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
@@ -42,31 +42,23 @@ from roskva.protocol.messages import (
     StartAnew,
     Status,
     SyncRequest,
+    encode,
 )
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import WAITING, Created, client_row
 from roskva.registrar.events import encode_registration
 from roskva.registrar.row import ClientRow, Waiting
-from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Outstanding, Session, notify_of
+from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Channel, Outstanding, Session, notify_of
 from roskva.table.interface import Cell, Mutation
-from tests.properties.store import ModelFeed, ModelTable, Steps
+from tests.properties.store import PARTITIONS, ModelFeed, ModelTable, Steps
 
-PARTITIONS: Final = 2
 ACK_WAIT_S: Final = 0.05
 SENT_JUST_NOW_S: Final = 1.0
 SYNC_HINT_S: Final = 60.0
 SCAN_S: Final = 60.0
 REPEAT_AFTER_S: Final = 5.0
 DATA_CENTER: Final = "model"
-
-
-class Channel(Protocol):
-    """A way to one client."""
-
-    session: object | None
-
-    def send(self, message: ServerMessage) -> None: ...
 
 
 @dataclass(slots=True)
@@ -139,6 +131,12 @@ class RegistrarShell:
         if client in self.cached:
             self.cached[client].apply(cells)
 
+    def drop_caches(self) -> None:
+        self.cached.clear()
+
+    def stop(self) -> None:
+        """The process is gone, with all that it had in memory."""
+
     # From clients.
 
     def receive(self, channel: Channel, message: ClientMessage) -> None:
@@ -147,7 +145,7 @@ class RegistrarShell:
         except RoskvaError as error:
             retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
             report = ErrorReport(code=error.code, message=str(error), transient=error.transient, retry_after_s=retry_after_s)
-            channel.send(ServerMessage(token=message.token, error=report))
+            channel.send(encode(ServerMessage(token=message.token, error=report)))
 
     def _receive(self, channel: Channel, message: ClientMessage) -> None:
         count = len(message.register) + len(message.unregister) + len(message.acks)
@@ -180,7 +178,7 @@ class RegistrarShell:
 
     def _handshake(self, channel: Channel, init: Init) -> None:
         if isinstance(channel.session, ServerMessage) and channel.session.grant and channel.session.grant.nonce == init.nonce:
-            channel.send(channel.session)
+            channel.send(encode(channel.session))
             return
         row = self._row_to_keep(init)
         client = self.mint() if row is None else row.client
@@ -197,7 +195,7 @@ class RegistrarShell:
         )
         if channel.session is None or isinstance(channel.session, ServerMessage):
             channel.session = reply
-        channel.send(reply)
+        channel.send(encode(reply))
 
     def _row_to_keep(self, init: Init) -> ClientRow | None:
         if not init.prior:
@@ -238,7 +236,7 @@ class RegistrarShell:
         self._resume(session, row)
 
     def _start_anew(self, channel: Channel, token: str, code: str, keep: bool) -> None:
-        channel.send(ServerMessage(token=token, start_anew=StartAnew(code=code, keep=keep)))
+        channel.send(encode(ServerMessage(token=token, start_anew=StartAnew(code=code, keep=keep))))
 
     def _leave(self, session: Session) -> None:
         session.outstanding.clear()
@@ -328,9 +326,8 @@ class RegistrarShell:
             return
         session.told_unsettled = session.unsettled
         session.sent_s = self.clock()
-        session.channel.send(  # type: ignore[arg-type]
-            ServerMessage(token=session.token, summary=session.summary, unsettled=session.unsettled, **what)
-        )
+        message = ServerMessage(token=session.token, summary=session.summary, unsettled=session.unsettled, **what)
+        session.channel.send(encode(message))
 
     def _config(self) -> Config:
         wished = self.settings

@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import Final
 
+from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
 from roskva.feed.interface import REGISTRATIONS, UPDATES
 from roskva.model import ClientId
 from roskva.table.interface import Cell, Mutation, Row, RowKey, check_mutation, wins
+from roskva.table.marks import marks_for
+
+PARTITIONS: Final = 2
+MARK_BUCKET_S: Final = Settings().mark_bucket_s
 
 
 class Fault(Enum):
@@ -49,7 +55,8 @@ class Steps:
 class ModelTable:
     """Rows of cells under the table's one rule, `wins`. Deletes are kept, as engines keep them, and read as absent."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self._clock = clock
         self.rows: dict[RowKey, dict[bytes, Cell]] = {}
         self.log: list[Mutation] = []  # every write that landed, for tests that count or order them
         self.trace: list[tuple[str, RowKey]] = []  # the same with reads: ("read" or "write", row)
@@ -61,7 +68,14 @@ class ModelTable:
         steps.take(lambda: [self._land(mutation) for mutation in mutations])
 
     def mark(self, clients: Iterable[ClientId], steps: Steps) -> None:
-        steps.take(lambda: self.marks.extend(clients))
+        steps.take(lambda: self._land_marks(list(clients)))
+
+    def _land_marks(self, clients: list[ClientId]) -> None:
+        """As a list for the model's Registrar, and as cells for the service's."""
+        unique = len(self.marks).to_bytes(8, "big")
+        self.marks += clients
+        for mutation in marks_for(clients, self._clock(), MARK_BUCKET_S, PARTITIONS, unique):
+            self.rows.setdefault(mutation.row, {}).update({cell.name: cell for cell in mutation.cells})
 
     def _land(self, mutation: Mutation) -> None:
         self.log.append(mutation)

@@ -30,6 +30,10 @@ wishes = st.sampled_from(("register", "fetch, then register", "unregister"))
 
 
 class Promise(RuleBasedStateMachine):
+    """With the model's Registrar: small, plain, each of its steps over at once."""
+
+    service = False
+
     @initialize(
         seed=st.integers(0, 1 << 16),
         operations_max=st.sampled_from((1_000, 2)),
@@ -37,7 +41,7 @@ class Promise(RuleBasedStateMachine):
         registered=st.lists(st.tuples(clients, names), max_size=4),
     )
     def begin(self, seed: int, operations_max: int, stating: tuple[bool, ...], registered: list[tuple[int, bytes]]) -> None:
-        self.world = World(seed=seed, operations_max=operations_max)
+        self.world = World(seed=seed, operations_max=operations_max, service=self.service)
         for states_versions in stating:
             self.world.add(states_versions=states_versions)
         for client, name in registered:
@@ -161,7 +165,7 @@ class Promise(RuleBasedStateMachine):
     @precondition(lambda self: self.world.registrar is not None)
     @rule()
     def memory_pressure(self) -> None:
-        self.world.registrar.cached.clear()
+        self.world.registrar.drop_caches()
 
     @rule(reachable=st.booleans())
     def registrar_hangs(self, reachable: bool) -> None:
@@ -217,16 +221,36 @@ class Promise(RuleBasedStateMachine):
         self.world.heal()
 
     def teardown(self) -> None:
-        if hasattr(self, "world") and sys.exc_info()[0] is None:
-            self.world.heal()
+        if hasattr(self, "world"):
+            try:
+                if sys.exc_info()[0] is None:
+                    self.world.heal()
+            finally:
+                self.world.close()
+
+
+class PromiseOfService(Promise):
+    """With the Registrar that gateways run: the same rules, and its reads and writes take time and overlap."""
+
+    service = True
+
+    @rule(slow=st.booleans())
+    def disk(self, slow: bool) -> None:
+        self.world.slow = slow
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=100 * examples if LONG else examples,
+        stateful_step_count=60 if LONG else 40,
+        deadline=None,
+        print_blob=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 TestPromise = Promise.TestCase
-TestPromise.settings = settings(
-    max_examples=20_000 if LONG else 200,
-    stateful_step_count=60 if LONG else 40,
-    deadline=None,
-    print_blob=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestPromise.settings = profile(200)
+TestPromiseOfService = PromiseOfService.TestCase
+TestPromiseOfService.settings = profile(100)

@@ -29,6 +29,7 @@ from roskva.table.interface import Row
 from tests.properties.application import Application
 from tests.properties.pipeline import APPLICATION, PipelineShell, Task, copies_of
 from tests.properties.registrar import PARTITIONS, RegistrarShell
+from tests.properties.service import WALL_CLOCK_AHEAD_S, ServiceShell
 from tests.properties.store import Crash, ModelFeed, ModelTable, Steps
 
 # Shorter than in service, in the same proportions: a healed world is at rest within minutes of its own time.
@@ -54,9 +55,10 @@ class Link:
     session: object | None = None  # the Registrar's note
     token: str = ""  # the last that was used over it, as the gateway that holds the connection knows it
 
-    def send(self, message: ServerMessage) -> None:
-        self.world.server_said.append(message)
-        self.world.in_flight.append(Packet(self, encode(message), to_server=False))
+    def send(self, data: bytes) -> None:
+        if self.open:
+            self.world.server_said.append(decode_server(data))
+            self.world.in_flight.append(Packet(self, data, to_server=False))
         self.world.trim_network()
 
     def close(self, code: str) -> None:
@@ -74,6 +76,8 @@ class Packet:
 class World:
     seed: int = 0
     operations_max: int = 1_000
+    service: bool = False  # the Registrar that gateways run, instead of the model's
+    slow: bool = False  # its reads and writes take time
     now: float = 1_000.0
     flowing: bool = True  # what is sent arrives at once, in order; else it stays in flight until somebody delivers it
     lossy: bool = False  # of what flows, some is lost, some arrives twice, some late
@@ -88,17 +92,18 @@ class World:
         chance = random.Random(self.seed)
         self.dice = chance.random
         self._fate = lambda: chance.choice(("deliver", "deliver", "deliver", "repeat", "drop", "delay"))
+        self._pause_s = lambda: 0.03 * chance.random() if self.slow else 0.0
         self.incarnation = 1  # of the Registrar's table
         nonces, clients = itertools.count(1), itertools.count(1)
         self.nonce = lambda: f"nonce-{next(nonces)}"
         self._mint = lambda: ClientId(f"client-{next(clients)}")
         self.client_config = Config(keepalive_s=SETTINGS.keepalive_s, retry_min_s=SETTINGS.retry_min_s, retry_max_s=SETTINGS.retry_max_s)
         self.keyring = Keyring({1: b"k" * 32})
-        self.table = ModelTable()
+        self.table = ModelTable(clock=lambda: self.now + WALL_CLOCK_AHEAD_S)
         self.feed = ModelFeed()
         self.registrar_steps, self.pipeline_steps = Steps("registrar"), Steps("pipeline")
         self.pipeline = PipelineShell(self.table, self.feed, self.pipeline_steps)
-        self.registrar: RegistrarShell | None = None
+        self.registrar: RegistrarShell | ServiceShell | None = None
         self.applications: list[Application] = []
         self.links: dict[Application, Link] = {}
         self.reconnects: dict[Application, float] = {}
@@ -108,21 +113,38 @@ class World:
     # Processes.
 
     def start_registrar(self) -> None:
-        self.registrar = RegistrarShell(
-            self.table,
-            self.feed,
-            self.registrar_steps,
-            lambda: self.now,
-            self.keyring,
-            SETTINGS,
-            self._mint,
-            self.operations_max,
-            incarnation=self.incarnation,
-        )
+        clock = lambda: self.now  # noqa: E731
+        if self.service:
+            self.registrar = ServiceShell(
+                self.table,
+                self.feed,
+                self.registrar_steps,
+                clock,
+                self.keyring,
+                SETTINGS,
+                self._mint,
+                self.operations_max,
+                self.incarnation,
+                self._pause_s,
+            )
+        else:
+            self.registrar = RegistrarShell(
+                self.table,
+                self.feed,
+                self.registrar_steps,
+                clock,
+                self.keyring,
+                SETTINGS,
+                self._mint,
+                self.operations_max,
+                incarnation=self.incarnation,
+            )
 
     def stop_registrar(self, links_break: bool) -> None:
         """It dies with all that it had in memory. `links_break`: the clients' connections were of the same process."""
-        self.registrar = None
+        stopped, self.registrar = self.registrar, None
+        if stopped is not None:
+            stopped.stop()
         for application, link in list(self.links.items()):
             link.session = None
             if links_break:
@@ -198,7 +220,7 @@ class World:
         link.open = False
         self.in_flight = [packet for packet in self.in_flight if packet.link is not link]
         if noticed and self.registrar is not None:
-            self.registrar.closed(link)
+            self.survive(self.registrar.closed, link)
         application.call(application.core.disconnected)
         self.reconnects[application] = self.now + _RECONNECT_S
 
@@ -300,6 +322,12 @@ class World:
             if self.reconnecting and due <= self.now:
                 self.connect(application)
 
+    def close(self) -> None:
+        """End of the world."""
+        if self.registrar is not None:
+            self.registrar.stop()
+        self.registrar = None
+
     # The promise.
 
     def heal(self) -> None:
@@ -307,7 +335,7 @@ class World:
         self.registrar_steps.faults.clear()
         self.pipeline_steps.faults.clear()
         self.flowing = self.reachable = self.pipeline_runs = self.reconnecting = True
-        self.lossy = False
+        self.lossy = self.slow = False
         if self.registrar is None:
             self.start_registrar()
             self.announce()

@@ -57,6 +57,19 @@ class _Owed(NamedTuple):
     version: int | None
 
 
+class _Judged(NamedTuple):
+    """A propagation and what its client's row makes of it; no row: it cannot be read now."""
+
+    place: int  # in the call
+    told: Propagation
+    row: ClientRow | None
+    judgement: core.Judgement
+
+
+def _judged(index: int, told: Propagation, row: ClientRow | None) -> _Judged:
+    return _Judged(index, told, row, core.Judgement() if row is None else core.judge(row, told))
+
+
 class Delivery:
     def __init__(
         self,
@@ -103,20 +116,16 @@ class Delivery:
             else:
                 verdicts[index] = NOT_OWNER
         rows, _ = await self._rows.get_many((propagations[index].client for index in mine), fresh=self._settling())
-        doubtful = await self._reread_doubtful(propagations, mine, rows)
+        judged = await self._judge([(index, propagations[index]) for index in mine], rows)
         wave = Wave()
         at_once: list[_Owed] = []
         awaited: list[_Owed] = []
         reissues: list[int] = []
         outbox: dict[Session, list[Notify]] = {}
-        for index in mine:
-            told = propagations[index]
-            row = doubtful.get(told.client) or rows.get(told.client)
+        for index, told, row, judgement in judged:
             if row is None:
                 verdicts[index] = UNAVAILABLE
-                continue
-            judgement = core.judge(row, told)
-            if judgement.verdict is not None:
+            elif judgement.verdict is not None:
                 verdicts[index] = judgement.verdict
                 self._counters.void += 1
             elif judgement.reissue:
@@ -135,22 +144,14 @@ class Delivery:
             verdicts[index] = await self._reissue(told.client, told.object, told.seqno)
         return verdicts
 
-    async def _reread_doubtful(
-        self, propagations: Sequence[Propagation], mine: Sequence[int], rows: dict[ClientId, ClientRow]
-    ) -> dict[ClientId, ClientRow]:
+    async def _judge(self, told: Sequence[tuple[int, Propagation]], rows: dict[ClientId, ClientRow]) -> list[_Judged]:
         """A cached row may be behind what another gateway wrote: nothing is dropped or repaired before the table was asked."""
-        doubted = set()
-        for index in mine:
-            told = propagations[index]
-            row = rows.get(told.client)
-            if row is None:
-                continue
-            judgement = core.judge(row, told)
-            if judgement.reissue or (judgement.verdict is not None and judgement.verdict != SETTLED):
-                doubted.add(told.client)
+        judged = [_judged(index, one, rows.get(one.client)) for index, one in told]
+        doubted = {one.told.client for one in judged if one.judgement.reissue or one.judgement.verdict not in (None, SETTLED)}
         if not doubted:
-            return {}
-        return (await self._rows.get_many(doubted, fresh=True))[0]
+            return judged
+        fresh, _ = await self._rows.get_many(doubted, fresh=True)
+        return [_judged(one.place, one.told, fresh.get(one.told.client)) if one.told.client in doubted else one for one in judged]
 
     def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]]) -> _Owed:
         tell, version = core.notification_of(row, told)

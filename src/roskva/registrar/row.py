@@ -47,11 +47,12 @@ class Waiting(NamedTuple):
 
 
 class ClientRow:
-    __slots__ = ("_cells", "_pending", "_waiting", "client", "digest", "epoch")
+    __slots__ = ("_cells", "_pending", "_waiting", "client", "created", "digest", "epoch")
 
     def __init__(self, client: ClientId, cells: Iterable[Cell] = (), epoch: int = 0) -> None:
         self.client = client
         self.epoch = epoch  # of the application: registrations of an older one no longer count
+        self.created: Created | None = None  # absent: collected or lost
         self.digest = SetDigest()
         self._cells: dict[bytes, Cell] = {}
         self._pending: set[bytes] = set()
@@ -81,15 +82,13 @@ class ClientRow:
             (self._pending.discard if read_pending(new) is None else self._pending.add)(name)
         elif name.startswith((LOG, UNKNOWN)):
             (self._waiting.add if new.value == WAITING else self._waiting.discard)(name)
+        elif name == CREATED:
+            self.created = read_created(new)
 
     def _live(self, name: bytes) -> Cell | None:
         """A deleted cell is kept, since it still wins over older ones, and reads as absent."""
         cell = self._cells.get(name)
         return None if cell is None or cell.value is None else cell
-
-    @property
-    def created(self) -> Created | None:
-        return read_created(self._live(CREATED))
 
     @property
     def seqno(self) -> int:

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 _SYNC_HINT_S: Final = 60.0
 _ROWS_AT_A_TIME: Final = 500
 _TICK_S: Final = 0.25
-_SETTLED_AFTER_S: Final = 0.5  # after so long without a word, a client that was told of unsettled work learns that it is settled
+_SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 _SECONDS_PER_DAY: Final = 86_400
 
 
