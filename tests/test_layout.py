@@ -34,8 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "table": BASE | {"config"},
     "feed": BASE | {"config", "table"},
     "registrar": BASE | {"config", "protocol", "table", "feed", "telemetry"},
-    "pipeline": BASE | {"config", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "gateway.keys"},
-    "gateway": BASE | {"config", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "pipeline.health", "pipeline.offsets"},
+    "keys": BASE | {"protocol"},
+    "pipeline": BASE | {"config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"},
+    "gateway": BASE
+    | {"config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "pipeline.health", "pipeline.offsets"},
     "cli": BASE | {"config", "client", "publisher", "gateway", "pipeline", "table", "feed", "Client", "Publisher"},
     "__main__": {"cli"},
     "__init__": BASE | {"client", "publisher"},
@@ -89,6 +91,17 @@ def test_pure_modules_touch_nothing_outside(module: str) -> None:
         assert name.split(".")[0] not in IMPURE, f"{module} is pure and must not import {name}"
         if name in MODULES:
             assert PURE.fullmatch(name), f"{module} is pure and must not import {name}, which is not"
+
+
+def test_importing_the_pure_modules_brings_in_nothing_impure() -> None:
+    """Whatever they import, directly or not, at run time: the cores run in the service, in Spark's tasks and in tests alike."""
+    pure = [module for module in MODULES if PURE.fullmatch(module) and not module.endswith("__init__")]
+    forbidden = {"asyncio", "pyspark", "random", "socket", "sqlite3", "threading", "logging"}
+    check = f"import sys, {', '.join(pure)}; print(sorted({forbidden!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_pure_modules_are_there() -> None:

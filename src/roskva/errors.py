@@ -242,7 +242,7 @@ class AddressInUse(RoskvaError):
 
 class JavaMissing(RoskvaError):
     code = "java-missing"
-    advice = "Install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17 or 21; `roskva doctor` shows what it finds."
+    advice = "Install one (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME; `roskva doctor` shows what it finds."
 
 
 class KeysUnusable(RoskvaError):

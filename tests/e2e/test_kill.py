@@ -1,6 +1,6 @@
 """kill -9 of gateway, pipeline or both, under load: no acknowledged publish is lost, and every client ends at the latest version.
 
-Three kills in CI; ROSKVA_KILLS=20 for the long form.
+Three kills in CI; ROSKVA_TEST_KILLS=20 for the long form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import roskva
 
 from .service import Service
 
-KILLS = int(os.environ.get("ROSKVA_KILLS", "3"))
+KILLS = int(os.environ.get("ROSKVA_TEST_KILLS", "3"))
 OBJECTS = [f"doc-{number}" for number in range(12)]
 CLIENTS = 8
 

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 
 from roskva.gateway.frames import FrameConnection
-from roskva.gateway.keys import load_keys
 from roskva.gateway.service import Gateway
+from roskva.keys import load_keys
 from roskva.model import (
     NOT_OWNER,
     OUTCOME_UPDATE,

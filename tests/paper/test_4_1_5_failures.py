@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.properties.registrar import RegistrarShell
 from tests.properties.world import Packet, World
 
 
@@ -202,4 +201,3 @@ def test_4_1_6_registrations_of_client_and_server_converge(world: World) -> None
         (application.unregister if number % 3 == 2 else application.register)(b"object-%d" % (number % 7))
         world.run(0.7)
     world.heal()
-    assert isinstance(world.registrar, RegistrarShell)

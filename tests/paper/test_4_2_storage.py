@@ -13,7 +13,7 @@ from roskva.registrar.core import acknowledge
 from roskva.registrar.row import ClientRow
 from tests.properties.application import Application
 from tests.properties.pipeline import live_cells
-from tests.properties.registrar import PARTITIONS
+from tests.properties.store import PARTITIONS
 from tests.properties.world import World
 
 X = object_key("demo", 0, b"x")
@@ -139,8 +139,7 @@ def test_4_2_2_the_digest_of_each_online_client_is_in_memory(world: World) -> No
     session = world.session_of(application)
     assert session is not None
     assert session.summary == world.row_of(session.client).digest.summary()
-    assert world.registrar is not None
-    world.registrar.cached.clear()
+    world.model.cached.clear()
     world.table.trace.clear()
     before = len(world.server_said)
     application.core._outbox.heartbeat_due = world.now

@@ -171,7 +171,7 @@ def test_4_1_1_both_keep_a_set_of_pending_operations(world: World) -> None:
 
 def test_4_1_2_a_token_names_client_and_session_and_is_opaque_and_signed(world: World) -> None:
     """A token has two parts, client and session identifier; clients only store it and send it with each message."""
-    claims = Claims(world._mint(), "demo", "phone", 3, DATA_CENTER, 1)
+    claims = Claims(world.mint(), "demo", "phone", 3, DATA_CENTER, 1)
     token = world.keyring.sign(claims)
     assert world.keyring.verify(token) == claims
     with pytest.raises(TokenInvalid):
@@ -210,8 +210,7 @@ def test_4_1_2_a_token_of_another_data_center_repeats_the_handshake(world: World
     session = world.session_of(application)
     assert session is not None
     foreign = world.keyring.sign(Claims(session.client, "demo", application.device, session.number + 5, "elsewhere", 1))
-    assert world.registrar is not None
-    world.registrar.receive(world.links[application], ClientMessage(token=foreign))
+    world.model.receive(world.links[application], ClientMessage(token=foreign))
     assert world.server_said[-1].start_anew is not None
     assert world.server_said[-1].start_anew.code == "token-elsewhere"
     assert world.server_said[-1].start_anew.keep
@@ -244,12 +243,11 @@ def test_4_1_2_a_client_holds_one_session_at_a_time(world: World) -> None:
     second = world.session_of(application)
     assert first is not None
     assert second is not None
-    assert world.registrar is not None
     world.flowing = False
-    world.registrar.receive(world.links[application], ClientMessage(token=first.token))
+    world.model.receive(world.links[application], ClientMessage(token=first.token))
     assert world.server_said[-1].start_anew is not None
     assert world.server_said[-1].start_anew.code == "session-superseded"
-    assert world.registrar.sessions[second.client] is second
+    assert world.model.sessions[second.client] is second
 
 
 def test_4_1_2_sessions_order_sequence_numbers(world: World) -> None:
@@ -299,18 +297,16 @@ def test_4_1_2_a_silent_client_counts_as_offline_and_is_sent_nothing(world: Worl
     world.publish(b"x", 1)
     world.run(100)
     assert world.server_said[before:] == []
-    assert world.registrar is not None
-    assert world.registrar.sessions == {}
+    assert world.model.sessions == {}
 
 
 def test_4_1_2_a_channel_that_reports_the_disconnect_makes_the_client_offline_at_once(world: World) -> None:
     """Some channels tell when a client disconnects; the Registrar then need not wait for its silence."""
     application = world.add()
     world.run(1)
-    assert world.registrar is not None
-    assert len(world.registrar.sessions) == 1
+    assert len(world.model.sessions) == 1
     world.disconnect(application, noticed=True)
-    assert world.registrar.sessions == {}
+    assert world.model.sessions == {}
 
 
 def test_4_1_2_a_heartbeat_of_a_client_that_is_online_needs_only_memory(world: World) -> None:
@@ -323,10 +319,9 @@ def test_4_1_2_a_heartbeat_of_a_client_that_is_online_needs_only_memory(world: W
     world.run(5)
     session = world.session_of(application)
     assert session is not None
-    assert world.registrar is not None
     world.table.trace.clear()
     for _ in range(3):
-        world.registrar.receive(world.links[application], ClientMessage(token=session.token, summary=session.summary))
+        world.model.receive(world.links[application], ClientMessage(token=session.token, summary=session.summary))
     assert world.table.trace == []
     world.run(10 * SETTINGS.heartbeat_s)
     assert {kind for kind, _ in world.table.trace} <= {"read"}

@@ -81,8 +81,7 @@ def test_5_client_and_registrar_disagreement_is_detected_by_the_next_heartbeat(w
         if key.key == client.encode():
             row.pop(REG + X)
             row.pop(PENDING + X)
-    assert world.registrar is not None
-    world.registrar.cached.clear()
+    world.model.cached.clear()
     world.run(2.5 * SETTINGS.heartbeat_s)
     assert list(world.row_of(client).registered()) == [X]
     assert application.core.in_sync(world.now)

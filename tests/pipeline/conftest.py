@@ -16,12 +16,12 @@ from tests.pipeline.standin import settings_for
 @pytest.fixture(scope="package", autouse=True)
 def engines_closed() -> Iterator[None]:
     """Engines stay open per process and data directory; the tests' directories are gone at the end."""
-    from roskva import feed
+    from roskva.feed import opening
 
     yield
-    for opened in feed._feeds.values():
+    for opened in opening._feeds.values():
         opened.close()
-    feed._feeds.clear()
+    opening._feeds.clear()
 
 
 @pytest.fixture(scope="package")

@@ -18,7 +18,7 @@ import msgspec
 from roskva.config import Settings
 from roskva.feed import open_feed
 from roskva.feed.interface import UPDATES, Entry
-from roskva.gateway.keys import load_keys
+from roskva.keys import load_keys
 from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, object_key, partition_of, rendezvous
 from roskva.protocol.internal import Challenge, Probe, Probed, Propagate, Propagated, Prove, decode_frame, encode_frame, proof
 from roskva.registrar.events import encode_registration

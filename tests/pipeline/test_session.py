@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roskva.pipeline.session import JavaMissing, find_java_home, java_version, scratch_folder, spark_settings
+from roskva.errors import JavaMissing
+from roskva.pipeline.session import find_java_home, java_version, scratch_folder, spark_settings
 from tests.pipeline.standin import settings_for
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from unittest.mock import patch
 
 from roskva.config import ApplicationSettings, Settings
-from roskva.errors import TokenInvalid
+from roskva.errors import TokenInvalid, Unavailable
 from roskva.feed.interface import Entry
-from roskva.model import Propagation
+from roskva.model import UNAVAILABLE, Propagation
 from roskva.protocol.messages import ClientMessage
 from roskva.protocol.tokens import Keyring
 from roskva.registrar import handshakes
@@ -48,7 +49,7 @@ class WorldLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         future = self.create_future()
         future.set_result(func(*args))
         return future
@@ -116,8 +117,9 @@ class ServiceCall:
 
     until_s: Final = float("inf")
 
-    def __init__(self, task: asyncio.Task[list[int]]) -> None:
+    def __init__(self, task: asyncio.Task[list[int]], count: int) -> None:
         self.task = task
+        self.count = count
 
     def answered(self) -> bool:
         return self.task.done()
@@ -170,12 +172,8 @@ class ServiceShell:
 
     def _run(self) -> None:
         """Let the loop do all that is ready. Client ids come from the world, so that a run can be repeated."""
-        real = handshakes.secrets
-        handshakes.secrets = _Minter(self._mint)  # type: ignore[attr-defined]
-        try:
+        with patch.object(handshakes, "secrets", _Minter(self._mint)):
             self._loop.run_ready()
-        finally:
-            handshakes.secrets = real  # type: ignore[attr-defined]
         if self.crash is not None:
             raise self.crash
 
@@ -201,12 +199,18 @@ class ServiceShell:
         self._do(self.registrar.closed, channel)
 
     def begin(self, propagations: Sequence[Propagation]) -> ServiceCall:
-        call = ServiceCall(self._loop.create_task(self.registrar.propagate(list(propagations))))
+        call = ServiceCall(self._loop.create_task(self.registrar.propagate(list(propagations))), len(propagations))
         self._run()
         return call
 
     def finish(self, call: ServiceCall) -> list[int]:
-        return call.task.result()
+        """As a gateway answers: what a call could not do is unavailable, and is asked again."""
+        failure = call.task.exception()
+        if failure is None:
+            return call.task.result()
+        if not isinstance(failure, Unavailable):
+            raise failure
+        return [UNAVAILABLE] * call.count
 
     def next_deadline(self) -> float:
         return self._loop.next_timer()

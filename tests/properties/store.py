@@ -65,7 +65,7 @@ class ModelTable:
     def write(self, mutations: Sequence[Mutation], steps: Steps) -> None:
         for mutation in mutations:
             check_mutation(mutation)
-        steps.take(lambda: [self._land(mutation) for mutation in mutations])
+        steps.take(lambda: self._land(mutations))
 
     def mark(self, clients: Iterable[ClientId], steps: Steps) -> None:
         steps.take(lambda: self._land_marks(list(clients)))
@@ -77,14 +77,15 @@ class ModelTable:
         for mutation in marks_for(clients, self._clock(), MARK_BUCKET_S, PARTITIONS, unique):
             self.rows.setdefault(mutation.row, {}).update({cell.name: cell for cell in mutation.cells})
 
-    def _land(self, mutation: Mutation) -> None:
-        self.log.append(mutation)
-        self.trace.append(("write", mutation.row))
-        row = self.rows.setdefault(mutation.row, {})
-        for cell in mutation.cells:
-            old = row.get(cell.name)
-            if old is None or wins(cell, old):
-                row[cell.name] = cell
+    def _land(self, mutations: Sequence[Mutation]) -> None:
+        for mutation in mutations:
+            self.log.append(mutation)
+            self.trace.append(("write", mutation.row))
+            row = self.rows.setdefault(mutation.row, {})
+            for cell in mutation.cells:
+                old = row.get(cell.name)
+                if old is None or wins(cell, old):
+                    row[cell.name] = cell
 
     def read(self, rows: Sequence[RowKey], prefix: bytes = b"") -> dict[RowKey, Row]:
         self.trace += (("read", key) for key in rows)

@@ -19,8 +19,9 @@ from roskva.registrar import cells, core
 from roskva.registrar.row import ClientRow
 from roskva.table.interface import Cell
 from tests.properties import pipeline
-from tests.properties.pipeline import PARTITIONS, PipelineShell, Stage, Task
+from tests.properties.pipeline import PipelineShell, Stage, Task
 from tests.properties.registrar import RegistrarShell
+from tests.properties.store import PARTITIONS
 from tests.properties.test_promise import Promise
 
 Mutation = Callable[[pytest.MonkeyPatch], None]

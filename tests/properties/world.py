@@ -28,9 +28,9 @@ from roskva.registrar.sessions import Session
 from roskva.table.interface import Row
 from tests.properties.application import Application
 from tests.properties.pipeline import APPLICATION, PipelineShell, Task, copies_of
-from tests.properties.registrar import PARTITIONS, RegistrarShell
+from tests.properties.registrar import RegistrarShell
 from tests.properties.service import WALL_CLOCK_AHEAD_S, ServiceShell
-from tests.properties.store import Crash, ModelFeed, ModelTable, Steps
+from tests.properties.store import PARTITIONS, Crash, ModelFeed, ModelTable, Steps
 
 # Shorter than in service, in the same proportions: a healed world is at rest within minutes of its own time.
 SETTINGS: Final = ApplicationSettings(
@@ -62,7 +62,8 @@ class Link:
         self.world.trim_network()
 
     def close(self, code: str) -> None:
-        self.world.disconnect(self.owner, noticed=True)
+        """Never at once: the Registrar is in the midst of something."""
+        self.world.closing.append(self)
 
 
 @dataclass(eq=False)
@@ -84,6 +85,7 @@ class World:
     reachable: bool = True  # whether the pipeline reaches the Registrar; if not, it writes in its stead
     pipeline_runs: bool = True  # batches follow each other by themselves; else somebody moves them
     in_flight: list[Packet] = field(default_factory=list)
+    closing: list[Link] = field(default_factory=list)  # connections that the Registrar wants closed
     published: dict[bytes, list[int]] = field(default_factory=dict)
     clients_said: list[ClientMessage] = field(default_factory=list)  # every message that was sent, for tests that look at them
     server_said: list[ServerMessage] = field(default_factory=list)
@@ -91,12 +93,12 @@ class World:
     def __post_init__(self) -> None:
         chance = random.Random(self.seed)
         self.dice = chance.random
-        self._fate = lambda: chance.choice(("deliver", "deliver", "deliver", "repeat", "drop", "delay"))
+        self._fate: Callable[[], str] = lambda: chance.choice(("deliver", "deliver", "deliver", "repeat", "drop", "delay"))
         self._pause_s = lambda: 0.03 * chance.random() if self.slow else 0.0
         self.incarnation = 1  # of the Registrar's table
         nonces, clients = itertools.count(1), itertools.count(1)
         self.nonce = lambda: f"nonce-{next(nonces)}"
-        self._mint = lambda: ClientId(f"client-{next(clients)}")
+        self.mint: Callable[[], ClientId] = lambda: ClientId(f"client-{next(clients)}")
         self.client_config = Config(keepalive_s=SETTINGS.keepalive_s, retry_min_s=SETTINGS.retry_min_s, retry_max_s=SETTINGS.retry_max_s)
         self.keyring = Keyring({1: b"k" * 32})
         self.table = ModelTable(clock=lambda: self.now + WALL_CLOCK_AHEAD_S)
@@ -110,6 +112,12 @@ class World:
         self.reconnecting = True
         self.start_registrar()
 
+    @property
+    def model(self) -> RegistrarShell:
+        """The model's Registrar, for tests that look into it."""
+        assert isinstance(self.registrar, RegistrarShell)
+        return self.registrar
+
     # Processes.
 
     def start_registrar(self) -> None:
@@ -122,7 +130,7 @@ class World:
                 clock,
                 self.keyring,
                 SETTINGS,
-                self._mint,
+                self.mint,
                 self.operations_max,
                 self.incarnation,
                 self._pause_s,
@@ -135,7 +143,7 @@ class World:
                 clock,
                 self.keyring,
                 SETTINGS,
-                self._mint,
+                self.mint,
                 self.operations_max,
                 incarnation=self.incarnation,
             )
@@ -275,7 +283,11 @@ class World:
     def pump(self) -> None:
         """Everything that happens without time passing."""
         for _ in range(_ROUNDS_MAX):
-            if self.flowing and self.in_flight:
+            if self.closing:
+                link = self.closing.pop()
+                if link.open:
+                    self.disconnect(link.owner, noticed=True)
+            elif self.flowing and self.in_flight:
                 self._carry(self.in_flight.pop(0))
             elif not (self.pipeline_runs and self._move_pipeline()):
                 return
@@ -382,8 +394,8 @@ class World:
         has = {bytes(key[key.index(b"\x00") + 5 :]) for key in row.registered()}
         if has != application.wishes:
             faults.append(f"{who} wishes {application.wishes}, its row has {has}")
-        if row.pending() or list(row.waiting()):
-            faults.append(f"in the row of {who} wait {row.pending()} and {list(row.waiting())}")
+        if waiting := [*map(str, row.pending()), *map(str, row.waiting())]:
+            faults.append(f"in the row of {who} wait {waiting}")
         for name in {*self.published, *application.wishes}:
             key = object_key(APPLICATION, 0, name)
             if (session.client in copies_of(self.table, key)) != (name in application.wishes):

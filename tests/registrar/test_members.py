@@ -28,7 +28,6 @@ def test_a_counter_that_stands_still_for_the_timeout_is_dead() -> None:
     assert not seen.observe([member_cell(A, 1)], now_s=4.9)
     assert seen.observe([member_cell(A, 1)], now_s=5.0)
     assert seen.live == {}
-    assert seen.departed() == ["a"]
 
 
 def test_a_counter_that_moves_keeps_it_alive_and_brings_it_back() -> None:

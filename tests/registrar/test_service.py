@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,14 @@ from roskva.protocol.messages import (
 from roskva.protocol.summaries import SetDigest
 from roskva.protocol.tokens import Keyring
 from roskva.registrar.cells import client_row
+from roskva.registrar.core import blind
 from roskva.registrar.events import decode_registration
 from roskva.registrar.members import Member, MemberView, member_cell
 from roskva.registrar.row import ClientRow
 from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_table
+from roskva.table.interface import Mutation
+from roskva.table.marks import marks_for
 
 KEYRING = Keyring({1: b"k" * 32})
 
@@ -273,21 +277,28 @@ async def test_what_is_pending_after_a_restart_is_found_by_its_mark_and_repeated
 
 async def test_a_blind_write_for_an_online_client_is_found_by_its_mark_and_sent(place: Place) -> None:
     """Trap 25: what a Matcher task wrote in the Registrar's stead reaches an online client within seconds."""
-    from roskva.registrar.core import blind
-    from roskva.table.interface import Mutation
-    from roskva.table.marks import marks_for
-
     channel = HeldChannel()
     token = await place.start_client(channel)
     event = await place.register(channel, token, "hello")
     key = client_row(event.client, place.settings.partitions)
     decision = blind(event.client, place.engine.read([key])[key], told(event, OUTCOME_UPDATE, 9))
-    import time
-
     place.engine.write(marks_for([event.client], time.time(), place.settings.mark_bucket_s, place.settings.partitions, b"task"))
     place.engine.write([Mutation(key, decision.cells)])
     message = await channel.until(lambda m: m.notify)
     assert message.notify[0].version == "9"
+
+
+async def test_a_registration_that_a_task_settled_blindly_is_confirmed_to_its_client(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    key = client_row(event.client, place.settings.partitions)
+    decision = blind(event.client, place.engine.read([key])[key], told(event, OUTCOME_UNKNOWN))
+    place.engine.write(marks_for([event.client], time.time(), place.settings.mark_bucket_s, place.settings.partitions, b"task"))
+    place.engine.write([Mutation(key, decision.cells)])
+    confirmed = await channel.until(lambda m: m.status)
+    assert [(status.object, status.state) for status in confirmed.status] == [("hello", "registered")]
+    await channel.until(lambda m: m.notify)
 
 
 async def test_an_old_session_is_superseded_at_the_first_message_of_the_new_one(place: Place) -> None:

@@ -162,7 +162,12 @@ def check_manifest(settings: Settings) -> Check:
         fix = "Set data_center as it was, or use another data directory."
         return Check("manifest", FAIL, f"belongs to the data center {facts['data_center']!r}", fix)
     if set(states) - {"complete"}:
-        return Check("manifest", WARN, f"partitions: {shown}", "Lost partitions recover by themselves while the service runs.")
+        return Check(
+            "manifest",
+            WARN,
+            f"partitions: {shown}",
+            "A lost partition is served anew, but not repaired yet: docs/operations.md says what to do.",
+        )
     return Check("manifest", OK, f"partitions: {shown}")
 
 

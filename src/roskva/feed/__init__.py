@@ -1,14 +1,19 @@
-"""The feed: durable, partitioned logs between those who publish or register and the pipeline that matches them."""
+"""The feed: durable, partitioned logs between those who publish or register and the pipeline that matches them.
+
+The engine and the lanes are imported when they are asked for: the pure cores know the contract alone.
+"""
 
 from __future__ import annotations
 
-import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from roskva.config import Settings
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, TOPICS, UPDATES, Entry, Feed, Position, Record
-from roskva.feed.lanes import FeedLanes
-from roskva.feed.sqlite import SqliteFeed
-from roskva.table import open_manifest
+
+if TYPE_CHECKING:
+    from roskva.feed.lanes import FeedLanes
+    from roskva.feed.opening import open_feed
+    from roskva.feed.sqlite import SqliteFeed
 
 __all__ = [
     "DEAD_LETTERS",
@@ -24,20 +29,10 @@ __all__ = [
     "open_feed",
 ]
 
-# One per process and deployment: Spark's workers call `open_feed` in every task.
-_opening = threading.Lock()
-_feeds: dict[tuple[str, int, str], SqliteFeed] = {}
+_MODULES = {"FeedLanes": "lanes", "SqliteFeed": "sqlite", "open_feed": "opening"}
 
 
-def open_feed(settings: Settings) -> SqliteFeed:
-    """The feed of the data directory, opened once per process."""
-    deployment = str(settings.data.absolute()), settings.partitions, settings.data_center
-    feed = _feeds.get(deployment)
-    if feed is None:
-        manifest = open_manifest(settings)
-        with _opening:
-            feed = _feeds.get(deployment)
-            if feed is None:
-                feed = SqliteFeed(settings.data, manifest, settings.feed_retention_s, settings.feed_bytes_max)
-                _feeds[deployment] = feed
-    return feed
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

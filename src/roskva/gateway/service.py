@@ -25,12 +25,12 @@ from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
 from roskva.gateway.http import Routes
 from roskva.gateway.inspection import Inspection
-from roskva.gateway.keys import load_keys
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
+from roskva.keys import load_keys
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_manifest, open_table

@@ -24,6 +24,7 @@ from typing import Final
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
+from roskva.keys import load_keys
 from roskva.model import NOT_OWNER, UNAVAILABLE, Propagation, client_partition
 from roskva.pipeline.blind import write_blindly
 from roskva.pipeline.link import Link, LinkBroken
@@ -225,8 +226,6 @@ class Links:
 
     def _internal_key(self) -> bytes:
         if self._key is None:
-            from roskva.gateway.keys import load_keys
-
             self._key = load_keys(self._settings.data).internal
         return self._key
 

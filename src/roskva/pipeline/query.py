@@ -1,7 +1,8 @@
 """Starts the one streaming query: feed -> Bridge -> Matcher's task -> nothing, and runs it until it is told to stop.
 
 The only file that starts queries. The sink takes nothing: all effects are made in the tasks, which return when nothing is owed, and
-only then does Spark count the batch as done. Its progress is written asynchronously, so a restart repeats up to a second of batches.
+only then does Spark count the batch as done. Progress is logged asynchronously, at most once a second and never while idle: a restart
+repeats every batch since the last logged one, however long ago that was.
 """
 
 from __future__ import annotations

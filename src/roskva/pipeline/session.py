@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
-from roskva.errors import RoskvaError
+from roskva.errors import JavaMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 JAVA_VERSIONS: Final = (17, 21)
 _HERE: Final = Path(__file__).resolve().parent
 _CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-
-
-class JavaMissing(RoskvaError):
-    code = "java-missing"
-    advice = "Install Java 17 or 21 (Debian: apt install openjdk-17-jre-headless), or point JAVA_HOME at one."
 
 
 def find_java_home(environment: Mapping[str, str] | None = None, installed: Path = Path("/usr/lib/jvm")) -> Path:
@@ -98,6 +93,7 @@ def spark_settings(settings: Settings, scratch: Path) -> dict[str, str]:
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # there is no state that an empty batch could move on
         "spark.sql.streaming.pollingDelay": "1ms",  # the source waits for data itself
         "spark.sql.streaming.minBatchesToRetain": "20",  # a successor copies the checkpoint: keep it small
+        "spark.sql.codegen.wholeStage": "false",  # a batch is a few rows: generating code for it costs more than it saves
         "spark.sql.adaptive.enabled": "false",  # plans once, not in every batch
         "spark.sql.shuffle.partitions": "1",  # the query has no shuffle; jobs beside it are small
         "spark.sql.variant.allowDuplicateKeys": "true",  # of two equal keys in an update the last counts, as in `forms.extract`

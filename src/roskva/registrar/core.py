@@ -401,6 +401,13 @@ def status_of(told: Propagation) -> Status | None:
     return Status(object=name_to_text(name_of(told.object)), state=state)
 
 
+def confirmation(row: ClientRow, key: ObjectKey) -> Status:
+    """The same, read from the row: its propagation was settled by somebody else."""
+    standing = row.standing(key)
+    registered = standing is not None and standing.registered
+    return Status(object=name_to_text(name_of(key)), state=REGISTERED if registered else UNREGISTERED)
+
+
 @dataclass(frozen=True, slots=True)
 class BlindDecision:
     """What a Matcher task writes in the stead of a Registrar that does not answer, after a mark for the client."""

@@ -80,7 +80,3 @@ class MemberView:
         """The member that owns a partition of clients, by this observer's view; None while nobody lives."""
         identity = rendezvous(partition, self._live)
         return None if identity is None else self._live[identity]
-
-    def departed(self) -> list[str]:
-        """Members long gone, whose cells may be deleted: not seen moving by this observer and not living."""
-        return [identity for identity in self._observed if identity not in self._live]

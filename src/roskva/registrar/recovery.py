@@ -110,19 +110,24 @@ class Recovery:
             if not unfinished.registrations:
                 del self._unfinished[client]
 
-    def due(self, row: ClientRow, events: Iterable[Registration]) -> list[Registration]:
-        """Of what the row shows as pending, that which this process did not append, or so long ago that it should again.
-
-        What the row shows as done was answered to another process: it is forgotten here.
-        """
-        pending = {event.object: event for event in events}
+    def finished(self, row: ClientRow) -> list[ObjectKey]:
+        """What this process appended and the row shows as done: the answer came to another process, by a blind write say."""
         unfinished = self._unfinished.get(row.client)
         if unfinished is None:
-            return list(pending.values())
-        for key in [key for key in unfinished.registrations if key not in pending]:
+            return []
+        pending = {key for key, _, _ in row.pending()}
+        finished = [key for key in unfinished.registrations if key not in pending]
+        for key in finished:
             self.settled(row.client, key)
+        return finished
+
+    def due(self, client: ClientId, events: Iterable[Registration]) -> list[Registration]:
+        """Of what the row shows as pending, that which this process did not append, or so long ago that it should again."""
+        unfinished = self._unfinished.get(client)
+        if unfinished is None:
+            return list(events)
         now_s = self._clock()
-        return [event for key, event in pending.items() if (known := unfinished.registrations.get(key)) is None or known.due_s <= now_s]
+        return [event for event in events if (known := unfinished.registrations.get(event.object)) is None or known.due_s <= now_s]
 
     def overdue(self) -> list[ClientId]:
         """Clients with registrations that should have come back by now. Their rows tell what to repeat."""

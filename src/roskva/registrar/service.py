@@ -220,6 +220,9 @@ class Registrar:
     def _take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
         session.take(row, self._clock())
+        confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row)]
+        if confirmed:
+            self._speak(session, status=confirmed)
         self._spawn(self._repeat_pending(row))
         self.delivery.resume(session, row)
 
@@ -314,7 +317,7 @@ class Registrar:
             for key, seqno, pending in row.pending()
             if (standing := row.standing(key)) is not None and standing.seqno == seqno
         ]
-        events = self.recovery.due(row, events)
+        events = self.recovery.due(row.client, events)
         self.counters.pending_repeated += len(events)
         await self._append(events)
 

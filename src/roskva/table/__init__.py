@@ -1,15 +1,20 @@
-"""The table: rows of timestamped cells in partitions that may be lost, and the manifest that knows which of them count."""
+"""The table: rows of timestamped cells in partitions that may be lost, and the manifest that knows which of them count.
+
+The engine, the lanes and the manifest are imported when they are asked for: the pure cores know the contract alone.
+"""
 
 from __future__ import annotations
 
-import os
-import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from roskva.config import Settings
 from roskva.table.interface import CELLS_PER_WRITE_MAX, TABLES, Cell, Mutation, Row, RowKey, Table, wins
-from roskva.table.lanes import TableLanes
-from roskva.table.manifest import COMPLETE, LOST, RECOVERING, Address, Manifest, PartitionRecord, Snapshot
-from roskva.table.sqlite import SqliteTable
+
+if TYPE_CHECKING:
+    from roskva.table.lanes import TableLanes
+    from roskva.table.manifest import COMPLETE, LOST, RECOVERING, Address, Manifest, PartitionRecord, Snapshot
+    from roskva.table.opening import open_manifest, open_table
+    from roskva.table.sqlite import SqliteTable
 
 __all__ = [
     "CELLS_PER_WRITE_MAX",
@@ -33,46 +38,16 @@ __all__ = [
     "wins",
 ]
 
-# One of each per process and deployment: Spark's workers call `open_table` in every task.
-_opening = threading.Lock()
-_manifests: dict[tuple[str, int, str], Manifest] = {}
-_tables: dict[tuple[str, int, str], SqliteTable] = {}
+_MODULES = {
+    "TableLanes": "lanes",
+    "SqliteTable": "sqlite",
+    "open_manifest": "opening",
+    "open_table": "opening",
+    **dict.fromkeys(("COMPLETE", "LOST", "RECOVERING", "Address", "Manifest", "PartitionRecord", "Snapshot"), "manifest"),
+}
 
 
-def _reset_lock() -> None:
-    global _opening
-    _opening = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_lock)
-
-
-def _deployment(settings: Settings) -> tuple[str, int, str]:
-    return str(settings.data.absolute()), settings.partitions, settings.data_center
-
-
-def open_manifest(settings: Settings) -> Manifest:
-    """The manifest of the data directory, opened once per process. InvalidSetting if it was made with other settings."""
-    with _opening:
-        return _manifest(settings)
-
-
-def open_table(settings: Settings) -> SqliteTable:
-    """The table of the data directory, opened once per process."""
-    deployment = _deployment(settings)
-    table = _tables.get(deployment)
-    if table is None:
-        with _opening:
-            table = _tables.get(deployment)
-            if table is None:
-                table = _tables[deployment] = SqliteTable(settings.data, _manifest(settings))
-    return table
-
-
-def _manifest(settings: Settings) -> Manifest:
-    deployment = _deployment(settings)
-    manifest = _manifests.get(deployment)
-    if manifest is None:
-        manifest = Manifest.open(settings.data / "manifest.db", settings.partitions, settings.data_center)
-        _manifests[deployment] = manifest
-    return manifest
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The file of keys: made once, the same for everybody, readable by its owner only (gateway/keys.py)."""
+"""The file of keys: made once, the same for everybody, readable by its owner only (keys.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roskva.errors import KeysUnusable
-from roskva.gateway.keys import load_keys
+from roskva.keys import load_keys
 from roskva.protocol.tokens import Claims, Keyring
 
 CLAIMS = Claims("client", "demo", "device", 1, "local", 1)  # type: ignore[arg-type]
