@@ -304,6 +304,30 @@ async def test_slow_client_is_bounded_and_then_disconnected(gateway: Gateway) ->
     await raw.close()
 
 
+async def test_slow_client_on_a_reused_http_connection_is_disconnected_too(gateway: Gateway) -> None:
+    raw = await Raw.connect(gateway)
+    await raw.send(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+    await raw.read_head()
+    raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await raw.send(UPGRADE)
+    async with asyncio.timeout(5):
+        while not gateway.router.connections:
+            await asyncio.sleep(0.01)
+    (connection,) = gateway.router.connections.values()
+    assert isinstance(connection, websocket.HttpConnection)
+    async with asyncio.timeout(5):
+        while connection not in gateway.port.paused:
+            connection.send(b"x" * 100_000)
+            await asyncio.sleep(0)
+    gateway.port.sweep(time.monotonic() + websocket.SLOW_S)
+    async with asyncio.timeout(5):
+        while gateway.router.connections:
+            await asyncio.sleep(0.01)
+    gateway.port.sweep(time.monotonic() + websocket.SLOW_S)
+    assert gateway.metrics.slow_consumers == 1
+    await raw.close()
+
+
 async def test_client_that_catches_up_in_time_stays(gateway: Gateway) -> None:
     raw = await Raw.connect(gateway)
     raw.writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ names = st.sampled_from(NAMES)
 clients = st.integers(0, CLIENTS - 1)
 picks = st.integers(0, 11)
 faults = st.lists(st.sampled_from(Fault), min_size=1, max_size=4)
+few_faults = st.just([]) | faults
 fates = st.lists(st.tuples(picks, st.sampled_from(("deliver", "deliver", "repeat", "drop"))), min_size=1, max_size=8)
 wishes = st.sampled_from(("register", "fetch, then register", "unregister"))
 
@@ -50,8 +51,13 @@ class Promise(RuleBasedStateMachine):
 
     # Applications and backends.
 
-    @rule(updates=st.lists(st.tuples(names, st.none() | clients, st.integers(1, 3)), min_size=1, max_size=3))
-    def publish(self, updates: list[tuple[bytes, int | None, int]]) -> None:
+    @rule(
+        updates=st.lists(st.tuples(names, st.none() | clients, st.integers(1, 3)), min_size=1, max_size=3),
+        to_come=few_faults,
+    )
+    def publish(self, updates: list[tuple[bytes, int | None, int]], to_come: list[Fault]) -> None:
+        """The Registrar may fail at what these bring."""
+        self.world.registrar_steps.faults.extend(to_come)
         for name, source, step in updates:
             version = self.world.latest(name) + step if name in self.world.published else step
             self.world.publish(name, version, None if source is None else self.world.applications[source])
@@ -64,9 +70,15 @@ class Promise(RuleBasedStateMachine):
         self.world.publish_again(name, pick)
         self.world.pump()
 
-    @rule(client=clients, wishes=st.lists(st.tuples(names, wishes), min_size=1, max_size=4), at_once=st.booleans())
-    def wish(self, client: int, wishes: list[tuple[bytes, str]], at_once: bool) -> None:
-        """Registrations and unregistrations, each before the one before it has arrived, or after."""
+    @rule(
+        client=clients,
+        wishes=st.lists(st.tuples(names, wishes), min_size=1, max_size=4),
+        at_once=st.booleans(),
+        to_come=few_faults,
+    )
+    def wish(self, client: int, wishes: list[tuple[bytes, str]], at_once: bool, to_come: list[Fault]) -> None:
+        """Registrations and unregistrations, each before the one before it has arrived, or after. The Registrar may fail at them."""
+        self.world.registrar_steps.faults.extend(to_come)
         application = self.world.applications[client]
         for name, what in wishes:
             if what == "unregister":
@@ -86,7 +98,7 @@ class Promise(RuleBasedStateMachine):
             application.unregister(name)
         application.register(name)
         self.world.pump()
-        self.publish([(name, None, 1)] * updates)
+        self.publish([(name, None, 1)] * updates, [])
         self.world.pipeline.begin(apart=True)
         self.tasks_move(order)
         self.world.pipeline_runs = runs
@@ -130,9 +142,9 @@ class Promise(RuleBasedStateMachine):
         """A slow application acknowledges one version while the next is on its way."""
         application = self.world.applications[client]
         application.prompt = False
-        self.publish([(name, None, 1)])
+        self.publish([(name, None, 1)], [])
         self.world.flowing = False
-        self.publish([(name, None, 1)])
+        self.publish([(name, None, 1)], [])
         self.world.run(0.06)
         self.channel(fates)
         application.deal_with()

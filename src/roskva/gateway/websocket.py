@@ -156,10 +156,11 @@ class WebSocketConnection(WSListener):
 class HttpConnection:
     """A client's connection on an HTTP connection that was used before, as some proxies do: on aiohttp, at a higher price."""
 
-    __slots__ = ("_closed", "_port", "_queue", "_queued_bytes", "claims", "malformed", "number", "owner", "session", "token")
+    __slots__ = ("_closed", "_port", "_queue", "_queued_bytes", "_transport", "claims", "malformed", "number", "owner", "session", "token")
 
     def __init__(self, port: Port) -> None:
         self._port = port
+        self._transport: asyncio.Transport | None = None
         self._queue: asyncio.Queue[bytes | str] = asyncio.Queue()  # a str is the name of an error to close with
         self._queued_bytes = 0
         self._closed = False
@@ -187,13 +188,15 @@ class HttpConnection:
             self._queue.put_nowait(code)
 
     def abort(self) -> None:
+        """At once: what waits to be sent is thrown away, and whoever waits to send it wakes up."""
         self._closed = True
-        self._queue = asyncio.Queue()
-        self._queue.put_nowait(SlowConsumer.code)
+        if self._transport is not None:
+            self._transport.abort()
 
     async def run(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(compress=False, max_msg_size=self._port.message_bytes_max, timeout=CLOSE_WAIT_S)
         await socket.prepare(request)
+        self._transport = request.transport
         self._port.opened(self)
         writing = asyncio.create_task(self._write(socket))
         try:

@@ -12,7 +12,7 @@ import pickle
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -46,7 +46,15 @@ SCHEMA: Final = pa.schema(
         ("value", pa.binary()),
     ]
 )
-_SPARK_SCHEMA: Final = "topic string, partition int, offset long, incarnation long, time_ms long, headers binary, key binary, value binary"
+
+
+class FeedField(NamedTuple):
+    name: str
+    type: str  # in Spark's words
+
+
+_SPARK_TYPES: Final = {pa.string(): "string", pa.int32(): "int", pa.int64(): "long", pa.binary(): "binary"}
+FEED_FIELDS: Final = tuple(FeedField(field.name, _SPARK_TYPES[field.type]) for field in SCHEMA)
 
 
 def options(settings: Settings) -> dict[str, str]:
@@ -66,7 +74,7 @@ class FeedSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return _SPARK_SCHEMA
+        return ", ".join(f"{field.name} {field.type}" for field in FEED_FIELDS)
 
     def streamReader(self, schema: StructType) -> FeedReader:
         return FeedReader(self.settings)
