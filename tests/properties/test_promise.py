@@ -27,6 +27,7 @@ picks = st.integers(0, 11)
 faults = st.lists(st.sampled_from(Fault), min_size=1, max_size=4)
 few_faults = st.just([]) | faults
 fates = st.lists(st.tuples(picks, st.sampled_from(("deliver", "deliver", "repeat", "drop"))), min_size=1, max_size=8)
+dead = st.sampled_from(("", "pipeline", "both"))
 wishes = st.sampled_from(("register", "fetch, then register", "unregister"))
 
 
@@ -89,8 +90,15 @@ class Promise(RuleBasedStateMachine):
                 self.world.pump()
         self.world.pump()
 
-    @rule(client=clients, name=names, updates=st.integers(1, 2), again=st.booleans(), order=st.lists(picks, min_size=4, max_size=12))
-    def race(self, client: int, name: bytes, updates: int, again: bool, order: list[int]) -> None:
+    @rule(
+        client=clients,
+        name=names,
+        updates=st.integers(1, 2),
+        again=st.booleans(),
+        order=st.lists(picks, min_size=4, max_size=12),
+        dead=dead,
+    )
+    def race(self, client: int, name: bytes, updates: int, again: bool, order: list[int], dead: str) -> None:
         """An update and a registration of one object meet in the Matcher, step by step in any order."""
         runs, self.world.pipeline_runs = self.world.pipeline_runs, False
         application = self.world.applications[client]
@@ -101,6 +109,7 @@ class Promise(RuleBasedStateMachine):
         self.publish([(name, None, 1)] * updates, [])
         self.world.pipeline.begin(apart=True)
         self.tasks_move(order)
+        self._die(dead)
         self.world.pipeline_runs = runs
 
     @rule(client=clients, prompt=st.booleans())
@@ -201,13 +210,24 @@ class Promise(RuleBasedStateMachine):
         self.world.pipeline_runs = runs
         self.world.pump()
 
-    @rule(split=st.integers(0, 3), apart=st.booleans(), order=st.lists(picks, max_size=8), dead=st.sampled_from(("", "pipeline", "both")))
-    def batch(self, split: int, apart: bool, order: list[int], dead: str) -> None:
+    @rule(
+        news=st.lists(names, max_size=2),
+        split=st.integers(0, 3),
+        apart=st.booleans(),
+        order=st.lists(picks, max_size=8),
+        dead=dead,
+    )
+    def batch(self, news: list[bytes], split: int, apart: bool, order: list[int], dead: str) -> None:
         """A batch takes all records, or leaves some for the next; it gets somewhere, and may die there."""
         self.world.pipeline_runs = False
+        for name in news:
+            self.publish([(name, None, 1)], [])
         committed, ends = self.world.feed.committed, self.world.feed.ends()
         self.world.pipeline.begin({topic: max(committed[topic], end - split) for topic, end in ends.items()}, apart)
         self.tasks_move(order)
+        self._die(dead)
+
+    def _die(self, dead: str) -> None:
         if dead:
             self.world.pipeline.die()
         if dead == "both":

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.model import ClientId, Propagation, client_partition
-from roskva.registrar.cells import client_row
+from roskva.registrar.cells import client_row, packed
 from roskva.registrar.core import blind
-from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation, Row, Table, wins
+from roskva.table.interface import Cell, Mutation, Row, Table, wins
 from roskva.table.marks import marks_for
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def _write_partition(
         cells = _judge(client, rows[key], [(index, propagations[index]) for index in indexes], verdicts)
         if cells:
             written.append(client)
-            mutations += [Mutation(key, cells[at : at + CELLS_PER_WRITE_MAX]) for at in range(0, len(cells), CELLS_PER_WRITE_MAX)]
+            mutations += [Mutation(key, write) for write in packed(cells)]
     if mutations:
         _mark(table, settings, written)
         table.write(mutations)
@@ -61,14 +61,15 @@ def _write_partition(
     return verdicts
 
 
-def _judge(client: ClientId, stored: Row, told: Sequence[tuple[int, Propagation]], verdicts: dict[int, int]) -> list[Cell]:
+def _judge(client: ClientId, stored: Row, told: Sequence[tuple[int, Propagation]], verdicts: dict[int, int]) -> list[list[Cell]]:
     """Each propagation is judged by the row as those before it will leave it: two reissues must not take one seqno."""
     row = dict(stored)
-    cells: list[Cell] = []
+    cells: list[list[Cell]] = []
     for index, propagation in told:
         decision = blind(client, row, propagation)
         verdicts[index] = decision.verdict
-        cells += decision.cells
+        if decision.cells:
+            cells.append(decision.cells)
         for cell in decision.cells:
             if cell.name not in row or wins(cell, row[cell.name]):
                 row[cell.name] = cell

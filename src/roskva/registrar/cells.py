@@ -14,12 +14,13 @@ waiting. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from roskva.model import ClientId, ObjectKey, client_partition
-from roskva.table.interface import Cell, RowKey
+from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, RowKey
 
 CREATED: Final = b"created"
 SEQNO: Final = b"seqno"
@@ -55,6 +56,16 @@ class LogName(NamedTuple):
     object: ObjectKey
     seqno: int
     unknown: bool
+
+
+def packed(groups: Iterable[Sequence[Cell]]) -> list[list[Cell]]:
+    """Writes of one row, each as large as may be. A group is never split: its cells must land together or not at all."""
+    writes: list[list[Cell]] = []
+    for group in groups:
+        if not writes or len(writes[-1]) + len(group) > CELLS_PER_WRITE_MAX:
+            writes.append([])
+        writes[-1] += group
+    return writes
 
 
 def client_row(client: ClientId, partitions: int) -> RowKey:

@@ -32,11 +32,11 @@ from roskva.model import (
 )
 from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
-from roskva.registrar.cells import WAITING
+from roskva.registrar.cells import WAITING, packed
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave, notify_of
-from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation
+from roskva.table.interface import Cell, Mutation
 from roskva.table.lanes import TableLanes
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class _Owed(NamedTuple):
     place: int  # in the call
     told: Propagation
     row: ClientRow
+    session: Session | None
     entry: Outstanding | None  # None: nothing is told, or the client is offline
     tell: bool
     version: int | None
@@ -83,7 +84,7 @@ class Delivery:
         settling: Callable[[], bool],
         speak: Callable[..., None],
         mark: Callable[[Iterable[ClientId]], Awaitable[None]],
-        reissue: Callable[[ClientId, ObjectKey, int], Awaitable[int]],
+        reissue: Callable[[Propagation], Awaitable[int]],
         settled: Callable[[ClientId, ObjectKey], None],
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
@@ -136,17 +137,21 @@ class Delivery:
         for session, notifications in outbox.items():
             self._speak(session, notify=notifications)
         first = asyncio.ensure_future(self._store(at_once, verdicts))
-        await wave.wait(self._settings.ack_wait_ms / 1000.0)
+        wait_s = self._settings.ack_wait_ms / 1000.0
+        await wave.wait(wait_s)
+        for one in awaited:
+            if one.session is not None and one.entry is not None and not one.entry.acknowledged:
+                one.session.answered(2 * wait_s)  # so that who never answers does not hold up every batch
         await self._store(awaited, verdicts)
         await first
         for index in reissues:
             told = propagations[index]
-            verdicts[index] = await self._reissue(told.client, told.object, told.seqno)
+            verdicts[index] = await self._reissue(told)
         return verdicts
 
     async def _judge(self, told: Sequence[tuple[int, Propagation]], rows: dict[ClientId, ClientRow]) -> list[_Judged]:
         """A cached row may be behind what another gateway wrote: nothing is dropped or repaired before the table was asked."""
-        judged = [_judged(index, one, rows.get(one.client)) for index, one in told]
+        judged = [_judged(index, one, self._rows.peek(one.client) or rows.get(one.client)) for index, one in told]
         doubted = {one.told.client for one in judged if one.judgement.reissue or one.judgement.verdict not in (None, SETTLED)}
         if not doubted:
             return judged
@@ -156,12 +161,8 @@ class Delivery:
     def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]]) -> _Owed:
         tell, version = core.notification_of(row, told)
         session = self._sessions.get(told.client)
-        if session is None or not tell:
-            return _Owed(index, told, row, None, tell, version)
-        if self.outstanding_count >= self._settings.outstanding_max:
-            session.more = True
-            self.unacknowledged.add(session)
-            return _Owed(index, told, row, None, tell, version)
+        if session is None or not tell or self.outstanding_count >= self._settings.outstanding_max:
+            return _Owed(index, told, row, session, None, tell, version)
         now_s = self._clock()
         entry = self._entry(session, told.object, told.seqno, version)
         self._note_stored(entry, row, version)
@@ -176,7 +177,7 @@ class Delivery:
         if session.answer_ms <= self._settings.ack_wait_ms and entry.stored != STORED:
             entry.waves.append(wave)
             wave.join()
-        return _Owed(index, told, row, entry, tell, version)
+        return _Owed(index, told, row, session, entry, tell, version)
 
     @staticmethod
     def _note_stored(entry: Outstanding, row: ClientRow, version: int | None) -> None:
@@ -218,8 +219,8 @@ class Delivery:
 
     async def _store(self, owed: Sequence[_Owed], verdicts: list[int]) -> None:
         """Settle in one write per client: `pending` done, together with what is still unacknowledged. Then confirm registrations."""
-        cells_of: dict[ClientId, list[Cell]] = {}
-        stored: list[Outstanding] = []
+        cells_of: dict[ClientId, list[list[Cell]]] = {}
+        stored: list[tuple[Propagation, Outstanding | None, int | None]] = []
         for one in owed:
             entry = one.entry
             row = self._rows.peek(one.told.client) or one.row
@@ -227,14 +228,18 @@ class Delivery:
             version = one.version if entry is None else entry.version
             cells = core.settle(row, one.told, tell, version)
             if cells:
-                cells_of.setdefault(one.told.client, []).extend(cells)
+                cells_of.setdefault(one.told.client, []).append(cells)
+            if tell:
+                stored.append((one.told, entry, version))
             if entry is not None and tell:
                 entry.stored = max(entry.stored, MAYBE_STORED)
-                stored.append(entry)
         failed = await self.write(cells_of)
-        for entry in stored:
-            entry.stored = STORED  # or as good as: the acknowledgement of a possibly stored one is written too
-            entry.release()
+        for told, entry, version in stored:
+            if entry is not None:
+                entry.stored = STORED  # or as good as: the acknowledgement of a possibly stored one is written too
+                entry.release()
+            if told.client not in failed and not (entry is not None and entry.acknowledged):
+                self._hand_over(told, entry, version)
         self._counters.stored += len(stored)
         confirmed: dict[Session, list[Status]] = {}
         for one in owed:
@@ -254,34 +259,55 @@ class Delivery:
                 session.pending = row_now.pending_count
             self._speak(session, status=statuses)
 
-    async def write(self, cells_of: dict[ClientId, list[Cell]]) -> set[ClientId]:
-        """Write the cells of several clients' rows; answers the clients whose write failed, and drops their cached rows."""
+    def _hand_over(self, told: Propagation, entry: Outstanding | None, version: int | None) -> None:
+        """What was stored while its client's session began, moved or was full has no entry there: nobody else would send it."""
+        session = self._sessions.get(told.client)
+        if session is None or session.outstanding.get((told.object, version is None)) is entry is not None:
+            return
+        row = self._rows.peek(told.client)
+        if row is not None and row.standing(told.object) != (told.seqno, True):
+            return
+        notifications: list[Notify] = []
+        if not self._take_up(session, Waiting(told.object, told.seqno, version), self._clock(), notifications):
+            session.more = True
+            self.unacknowledged.add(session)
+        if notifications:
+            self._counters.sent += len(notifications)
+            self._speak(session, notify=notifications)
+
+    async def write(self, cells_of: dict[ClientId, list[list[Cell]]]) -> set[ClientId]:
+        """Write cells of several clients' rows, each group of them whole; answers the clients whose write failed.
+
+        While members settle, another gateway may own the client: a mark before, for a crash, and one after, for a reader in between.
+        """
         if not cells_of:
             return set()
-        if self._settling():
-            await self._mark(client for client in cells_of if client not in self._sessions)
-        by_partition: dict[int, list[tuple[ClientId, list[Cell]]]] = {}
-        for client, cells in cells_of.items():
-            by_partition.setdefault(self._rows.key(client).partition, []).append((client, cells))
-        failures = await asyncio.gather(*(self._write_partition(group) for group in by_partition.values()))
+        absent = [client for client in cells_of if client not in self._sessions] if self._settling() else []
+        if absent:
+            await self._mark(absent)
+        by_partition: dict[int, list[tuple[ClientId, list[list[Cell]]]]] = {}
+        for client, groups in cells_of.items():
+            by_partition.setdefault(self._rows.key(client).partition, []).append((client, packed(groups)))
+        failures = await asyncio.gather(*(self._write_partition(clients) for clients in by_partition.values()))
+        if absent:
+            await self._mark(absent)
         return set().union(*failures)
 
-    async def _write_partition(self, group: list[tuple[ClientId, list[Cell]]]) -> set[ClientId]:
-        mutations = [
-            Mutation(self._rows.key(client), cells[start : start + CELLS_PER_WRITE_MAX])
-            for client, cells in group
-            for start in range(0, len(cells), CELLS_PER_WRITE_MAX)
-        ]
+    async def _write_partition(self, clients: list[tuple[ClientId, list[list[Cell]]]]) -> set[ClientId]:
         try:
-            await self._table.write(mutations)
-        except Unavailable as error:
-            log.warning("rows of %d clients could not be written: %s", len(group), error)
-            self._counters.failed_writes += 1
-            for client, _ in group:
+            await self._table.write([Mutation(self._rows.key(client), cells) for client, writes in clients for cells in writes])
+        except BaseException as error:
+            # Whatever was raised, these rows may or may not have landed: nothing in memory may be trusted.
+            for client, _ in clients:
                 self._rows.drop(client)
-            return {client for client, _ in group}
-        for client, cells in group:
-            self._rows.apply(client, cells)
+            if not isinstance(error, Unavailable):
+                raise
+            log.warning("rows of %d clients could not be written: %s", len(clients), error)
+            self._counters.failed_writes += 1
+            return {client for client, _ in clients}
+        for client, writes in clients:
+            for cells in writes:
+                self._rows.apply(client, cells)
         return set()
 
     def acknowledge(self, session: Session, acks: Sequence[Ack]) -> None:
@@ -337,7 +363,7 @@ class Delivery:
     async def _flush_acknowledged(self) -> None:
         await asyncio.sleep(0.005)
         cells_of, self._ack_cells = self._ack_cells, {}
-        await self.write(cells_of)
+        await self.write({client: [[cell] for cell in cells] for client, cells in cells_of.items()})
 
     def resume(self, session: Session, row: ClientRow) -> None:
         """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
@@ -356,11 +382,10 @@ class Delivery:
     def _take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
         known = session.outstanding.get((waiting.object, waiting.version is None))
         if known is not None and known.seqno == waiting.seqno:
-            if waiting.version is not None and known.version is not None and waiting.version > known.version:
-                known.version = waiting.version
-            elif now_s - known.sent_s < _SENT_JUST_NOW_S:
-                return True
             known.stored = STORED
+            if waiting.version is None or known.version is None or waiting.version <= known.version:
+                return True  # it was sent, and is sent again when that is due
+            known.version = waiting.version
         elif len(session.outstanding) >= WAITING_IN_MEMORY_MAX or self.outstanding_count >= self._settings.outstanding_max:
             return False
         entry = self._entry(session, waiting.object, waiting.seqno, waiting.version)

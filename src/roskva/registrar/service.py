@@ -7,7 +7,6 @@ the other; those of different clients share their commits. Ownership is a hint: 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -21,7 +20,6 @@ from roskva.model import (
     SETTLED,
     UNAVAILABLE,
     ClientId,
-    ObjectKey,
     Propagation,
     Registration,
     client_partition,
@@ -52,6 +50,10 @@ log = logging.getLogger(__name__)
 
 _SYNC_HINT_S: Final = 60.0
 _ROWS_AT_A_TIME: Final = 500
+_ANNOUNCE_TRIES_MAX: Final = 30
+_ANNOUNCE_AGAIN_S: Final = 2.0
+_OTHERS_HEARD_S: Final = 3.0  # by then every gateway and the pipeline have seen a change of members
+_GONE: Final = object()  # the note on a channel that was closed: nobody is welcomed through it any more
 _TICK_S: Final = 0.25
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 _SECONDS_PER_DAY: Final = 86_400
@@ -88,6 +90,9 @@ class Registrar:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self._unsettled_told: set[Session] = set()
+        self._rereading: set[Session] = set()
+        self._marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
+        self._look_at_all_s: list[float] = []
         self._handshakes = Handshakes(
             settings, table, self._rows, self._orders, keyring, self.counters, self.owns, epoch_of, self._day, self._time_ms
         )
@@ -134,6 +139,8 @@ class Registrar:
         )
         self._rows.drop_all()
         self._settling_until_s = self._clock() + self._settings.settling_s
+        # What an earlier owner stored before it heard of the change is in no session's memory here.
+        self._look_at_all_s = [self._clock() + _OTHERS_HEARD_S, self._settling_until_s + _OTHERS_HEARD_S]
         self.recovery.reread(owned)
         self._owned = owned
         self._notice_lost_partitions()
@@ -163,14 +170,26 @@ class Registrar:
 
     def announce(self, channel: Channel, claims: Claims, token: str) -> None:
         """The client of this token is connected through this channel; speaking to it confirms that this is its owner."""
-        self._spawn(self._guard(channel, token, self._enter(channel, ClientMessage(token=token), claims)))
+        self._spawn(self._guard(channel, token, self._announced(channel, claims, token)))
+
+    async def _announced(self, channel: Channel, claims: Claims, token: str) -> None:
+        for _ in range(_ANNOUNCE_TRIES_MAX):
+            known = self.sessions.get(claims.client)
+            if known is not None and known.number == claims.session and known.channel is not channel:
+                return  # the client speaks through another channel: one that is only announced may be half open
+            try:
+                await self._enter(channel, ClientMessage(token=token), claims)
+                return
+            except Unavailable as error:
+                log.warning("an announced client cannot be admitted now: %s", error)
+                await asyncio.sleep(_ANNOUNCE_AGAIN_S)
 
     def closed(self, channel: Channel) -> None:
         """The channel reports that its client is gone: offline at once."""
         session = channel.session
         if isinstance(session, Session) and session.channel is channel:
             self._leave(session)
-        channel.session = None
+        channel.session = _GONE
 
     async def propagate(self, propagations: list[Propagation]) -> list[int]:
         return await self.delivery.propagate(propagations)
@@ -195,7 +214,7 @@ class Registrar:
             session = self.sessions.get(claims.client)
             if session is None or session.channel is not channel or session.number != claims.session:
                 admitted = await self._handshakes.admit(channel, message.token, claims, None if session is None else session.number)
-                if admitted is None:
+                if admitted is None or channel.session is _GONE:
                     return
                 session = self._welcome(channel, *admitted)
         self._heard(session, message)
@@ -210,12 +229,10 @@ class Registrar:
         channel.session = session
         self.sessions[session.client] = session
         self._take_in(session, row)
-        if row.seen_day < self._day():
-            self._spawn(self._write_seen(session.client))
         return session
 
     async def _write_seen(self, client: ClientId) -> None:
-        await self.delivery.write({client: [seen_cell(self._day())]})
+        await self.delivery.write({client: [[seen_cell(self._day())]]})
 
     def _take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
@@ -223,8 +240,12 @@ class Registrar:
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row)]
         if confirmed:
             self._speak(session, status=confirmed)
-        self._spawn(self._repeat_pending(row))
+        pending = self._pending_again(row)
+        if pending:
+            self._spawn(self._append(pending))
         self.delivery.resume(session, row)
+        if row.seen_day < self._day():
+            self._spawn(self._write_seen(session.client))
 
     def _leave(self, session: Session) -> None:
         self.delivery.forget(session)
@@ -250,7 +271,6 @@ class Registrar:
         elif not message.acks:
             self._speak(session)
         if now_s - session.read_s >= session.settings.heartbeat_s:
-            session.read_s = now_s
             self._spawn(self._reread(session))
 
     async def _guarded_operation(self, session: Session, message: ClientMessage) -> None:
@@ -258,8 +278,11 @@ class Registrar:
         if channel is not None:
             await self._guard(channel, session.token, self._operate(session, message))
 
-    async def _operate(self, session: Session, message: ClientMessage) -> None:
-        async with self._orders.turn(session.client):
+    async def _operate(self, asking: Session, message: ClientMessage) -> None:
+        async with self._orders.turn(asking.client):
+            session = self.sessions.get(asking.client)
+            if session is None or session.number != asking.number:
+                return  # superseded while it waited for its turn: what it wished no longer counts
             row = await self._rows.get(session.client, fresh=self._settling())
             if row.created is None:
                 self._spawn(self._reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
@@ -281,9 +304,12 @@ class Registrar:
         for cells in decision.writes:
             try:
                 await self._table.write([Mutation(self._rows.key(client), cells)])
-            except Unavailable:
+            except BaseException:
+                # Some of it may be durable, and its client's retry adds nothing to what is pending: look at the row soon.
                 self.counters.failed_writes += 1
                 self._rows.drop(client)
+                self.recovery.appended(decision.events)
+                self.recovery.not_appended(decision.events)
                 raise
             self._rows.apply(client, cells)
         if decision.writes:
@@ -310,7 +336,7 @@ class Registrar:
             log.warning("%d registrations wait for the feed: %s", len(events), error)
             self.recovery.not_appended(events)
 
-    async def _repeat_pending(self, row: ClientRow) -> None:
+    def _pending_again(self, row: ClientRow) -> list[Registration]:
         """Whoever reads a client's row also repeats its pending cells, those aside that were appended a moment ago."""
         events = [
             core.event_of(row, key, seqno, standing.registered, pending)
@@ -319,14 +345,18 @@ class Registrar:
         ]
         events = self.recovery.due(row.client, events)
         self.counters.pending_repeated += len(events)
-        await self._append(events)
+        return events
 
-    async def _reissue(self, client: ClientId, key: ObjectKey, above: int) -> int:
+    async def _reissue(self, told: Propagation) -> int:
         """Repair one registration whose row lost something. Durable when this returns SETTLED."""
+        client = told.client
         try:
             async with self._orders.turn(client):
                 row = await self._rows.get(client, fresh=True)
-                decision = core.reissue(row, key, above)
+                judgement = core.judge(row, told)
+                if not judgement.reissue:
+                    return UNAVAILABLE if judgement.verdict is None else judgement.verdict
+                decision = core.reissue(row, told.object, told.seqno)
                 await self.recovery.mark([client])
                 await self._table.write([Mutation(self._rows.key(client), cells) for cells in decision.writes])
                 for cells in decision.writes:
@@ -339,7 +369,11 @@ class Registrar:
         return SETTLED
 
     async def _reread(self, session: Session) -> None:
-        with contextlib.suppress(Unavailable):
+        """A fresh look at an online client's row: at heartbeats, and when the table holds more than memory. One at a time."""
+        if session in self._rereading:
+            return
+        self._rereading.add(session)
+        try:
             row = await self._rows.get(session.client, fresh=True)
             if self.sessions.get(session.client) is not session:
                 return
@@ -348,6 +382,10 @@ class Registrar:
                 self._leave(session)
                 return
             self._take_in(session, row)
+        except Unavailable as error:
+            log.warning("a client's row cannot be read now: %s", error)
+        finally:
+            self._rereading.discard(session)
 
     # What goes to clients.
 
@@ -385,6 +423,9 @@ class Registrar:
                 if now_s >= next_scan_s:
                     next_scan_s = now_s + self._settings.scan_s
                     await self._scan()
+                if self._look_at_all_s and now_s >= self._look_at_all_s[0]:
+                    self._look_at_all_s.pop(0)
+                    await self._look_at(list(self.sessions))
             except Unavailable as error:
                 log.warning("background work is delayed: %s", error)
             except Exception:
@@ -426,7 +467,8 @@ class Registrar:
 
     async def _follow_marks(self) -> None:
         """Work that a Matcher task, or an owner before this one, left for clients of ours; and registrations that are overdue."""
-        await self._look_at([*await self.recovery.newly_marked(), *self.recovery.overdue()])
+        self._marked.update(await self.recovery.newly_marked())
+        await self._look_at([*self._marked, *self.recovery.overdue()])
 
     async def _scan(self) -> None:
         """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
@@ -434,14 +476,18 @@ class Registrar:
         await self.recovery.refresh()
 
     async def _look_at(self, clients: list[ClientId]) -> None:
+        """Go on with what these rows show. A mark is done with only when its row was read."""
         for start in range(0, len(clients), _ROWS_AT_A_TIME):
             rows, _ = await self._rows.get_many(clients[start : start + _ROWS_AT_A_TIME], fresh=True)
+            pending: list[Registration] = []
             for client, row in rows.items():
                 session = self.sessions.get(client)
                 if session is None:
-                    await self._repeat_pending(row)
+                    pending += self._pending_again(row)
                 else:
                     self._take_in(session, row)
+            await self._append(pending)
+            self._marked.difference_update(rows)
 
     # Small things.
 

@@ -1,0 +1,180 @@
+"""Interleavings at the Registrar that once lost something, or might: each was found by reading the code as an enemy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from roskva.errors import PartitionUnavailable
+from roskva.model import OUTCOME_COVERED, OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, UNAVAILABLE, Registration
+from roskva.pipeline.blind import write_blindly
+from roskva.protocol.messages import Ack, ClientMessage, Init, Register, Unregister
+from roskva.table.interface import Mutation
+from tests.registrar.place import HeldChannel, Place, acknowledging, told
+
+
+async def registered(place: Place) -> tuple[HeldChannel, str, Registration]:
+    """A client that registered for an object, knows its version 1, and is owed nothing."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    acknowledging(place, channel, token)
+    event = await place.register(channel, token, "o")
+    assert await place.registrar.propagate([told(event, OUTCOME_VERSION, 1)]) == [SETTLED]
+    await channel.until(lambda m: m.status)
+    channel.on_message = None
+    return channel, token, event
+
+
+async def test_what_is_stored_while_the_session_begins_is_sent_to_it(place: Place) -> None:
+    channel, token, event = await registered(place)
+    place.registrar.closed(channel)
+    write, gate = place.table_lanes.write, asyncio.Event()
+
+    async def held_back(mutations: Sequence[Mutation]) -> None:
+        await gate.wait()
+        await write(mutations)
+
+    place.table_lanes.write = held_back  # type: ignore[method-assign]
+    storing = asyncio.create_task(place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]))
+    await asyncio.sleep(0.05)
+    back = HeldChannel()
+    place.say(back, ClientMessage(token=token))
+    await back.until(lambda m: m.token == token)
+    gate.set()
+    assert await storing == [SETTLED]
+    place.table_lanes.write = write  # type: ignore[method-assign]
+    message = await back.until(lambda m: m.notify)
+    assert message.notify[0].version == "7"
+    assert message.unsettled == 1
+
+
+async def test_what_waits_for_an_answer_while_the_channel_changes_is_sent_to_the_new_one(place: Place) -> None:
+    _, token, event = await registered(place)
+    storing = asyncio.create_task(place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]))
+    await asyncio.sleep(0.005)
+    back = HeldChannel()
+    place.say(back, ClientMessage(token=token))
+    assert await storing == [SETTLED]
+    message = await back.until(lambda m: m.notify)
+    assert message.notify[0].version == "7"
+
+
+async def test_a_mark_is_done_with_only_when_its_row_was_read(place: Place) -> None:
+    """Traps 25 and 40: one read that fails must not hide a blind write from its client."""
+    channel, _, event = await registered(place)
+    read = place.table_lanes.read
+    failures = 0
+
+    async def failing(rows: Sequence[Any], *rest: Any) -> Any:
+        nonlocal failures
+        if rows and rows[0].table == "registrar":
+            failures += 1
+            raise PartitionUnavailable("Busy.", "registrar-0")
+        return await read(rows, *rest)
+
+    place.table_lanes.read = failing  # type: ignore[method-assign]
+    await asyncio.to_thread(write_blindly, place.engine, place.settings, [told(event, OUTCOME_UPDATE, 9)])
+    async with asyncio.timeout(5):
+        while failures == 0:
+            await asyncio.sleep(0.02)
+    place.table_lanes.read = read  # type: ignore[method-assign]
+    await channel.until(lambda m: any(n.version == "9" for n in m.notify))
+
+
+async def test_pending_done_and_its_notification_land_together_however_many_there_are(place: Place) -> None:
+    """Trap 15: a write that is cut into several must not clear a marker and lose what it stood for."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    for first in (0, 350):
+        place.say(channel, ClientMessage(token=token, register=[Register(op=1 + n, object=f"o{n}") for n in range(first, first + 350)]))
+    async with asyncio.timeout(10):
+        while len(place.events()) < 700:
+            await asyncio.sleep(0.02)
+    events = place.events()
+    place.registrar.closed(channel)
+    tuples = [told(events[0], OUTCOME_COVERED), *(told(event, OUTCOME_UNKNOWN) for event in events[1:])]
+    write, failed = place.engine.write, False
+
+    def first_part_only(mutations: Sequence[Mutation]) -> None:
+        nonlocal failed
+        large = [mutation for mutation in mutations if len(mutation.cells) > 300]
+        if large and not failed:
+            failed = True
+            write(large[:1])
+            raise PartitionUnavailable("Busy.", "registrar-0")
+        write(mutations)
+
+    place.engine.write = first_part_only  # type: ignore[method-assign]
+    try:
+        assert UNAVAILABLE in await place.registrar.propagate(tuples)
+        assert set(await place.registrar.propagate(tuples)) == {SETTLED}
+    finally:
+        del place.engine.write  # type: ignore[method-assign]
+    waiting = {one.object for one in place.row(token).waiting()}
+    assert waiting == {event.object for event in events[1:]}
+    assert place.row(token).pending_count == 0
+
+
+async def test_a_client_that_never_answers_does_not_hold_up_every_call(place: Place) -> None:
+    """Trap 27, counted in calls, not in time: after some unanswered notifications nobody waits for this client."""
+    _, token, event = await registered(place)
+    session = place.registrar.sessions[place.client(token)]
+    for version in range(2, 12):
+        await place.registrar.propagate([told(event, OUTCOME_UPDATE, version)])
+    assert session.answer_ms > place.settings.ack_wait_ms
+
+
+async def test_a_channel_that_closes_while_its_session_is_admitted_leaves_no_ghost(place: Place) -> None:
+    channel, token, _ = await registered(place)
+    place.registrar.closed(channel)
+    back = HeldChannel()
+    place.say(back, ClientMessage(token=token))
+    await asyncio.sleep(0)
+    place.registrar.closed(back)
+    await asyncio.sleep(0.3)
+    assert place.client(token) not in place.registrar.sessions
+
+
+async def test_an_operation_of_a_superseded_session_that_waited_for_its_turn_does_nothing(place: Place) -> None:
+    channel, token, event = await registered(place)
+    later = HeldChannel()
+    place.say(later, ClientMessage(init=Init(nonce="n", application="demo", device="d1", prior=token)))
+    granted = await later.until(lambda m: m.grant)
+    read, gate = place.table_lanes.read, asyncio.Event()
+
+    async def held_back(rows: Sequence[Any], *rest: Any) -> Any:
+        await gate.wait()
+        return await read(rows, *rest)
+
+    place.table_lanes.read = held_back  # type: ignore[method-assign]
+    place.say(later, ClientMessage(token=granted.token))
+    await asyncio.sleep(0.02)
+    place.say(channel, ClientMessage(token=token, unregister=[Unregister(op=2, object="o")]))
+    await asyncio.sleep(0.02)
+    gate.set()
+    place.table_lanes.read = read  # type: ignore[method-assign]
+    await later.until(lambda m: m.token == granted.token and not m.grant)
+    await asyncio.sleep(0.2)
+    assert place.row(token).standing(event.object) == (event.seqno, True)
+
+
+async def test_an_announcement_does_not_take_the_session_from_the_channel_that_speaks(place: Place) -> None:
+    channel, token, _ = await registered(place)
+    stale = HeldChannel()
+    place.registrar.announce(stale, place.claims(token), token)
+    await asyncio.sleep(0.2)
+    assert place.registrar.sessions[place.client(token)].channel is channel
+
+
+async def test_an_acknowledgement_over_a_stored_lower_version_is_written(place: Place) -> None:
+    channel, token, event = await registered(place)
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 5)])  # unanswered: stored
+    acknowledging(place, channel, token)
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 6)])
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="o", seqno=str(event.seqno), version="6")]))
+    began_s = time.monotonic()
+    while list(place.row(token).waiting()):
+        assert time.monotonic() - began_s < 5
+        await asyncio.sleep(0.02)
