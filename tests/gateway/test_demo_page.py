@@ -14,7 +14,7 @@ import pytest
 from roskva.feed import REGISTRATIONS, UPDATES, Position, open_feed
 from roskva.gateway.service import Gateway
 from roskva.matcher.core import Batch, accept, collapse, match
-from roskva.matcher.forms import Form, Malformed, check, extract
+from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
 from roskva.model import Registration, Update
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.events import decode_registration
@@ -54,7 +54,7 @@ async def run_matcher(gateway: Gateway) -> None:
                         registrations.append(decode_registration(record.value))
                         continue
                     fields = extract(record.value, Form())
-                    update = fields if isinstance(fields, Malformed) else check(record.headers.decode(), 0, fields)
+                    update = fields if isinstance(fields, Malformed) else check(Stamp.decode(record.headers).application, 0, fields)
                     if isinstance(update, Update):
                         updates.append(update)
                 seen[topic, partition] = end.offset

@@ -35,8 +35,8 @@ async def test_one_update_is_in_the_feed_when_it_is_acknowledged(gateway: Gatewa
     status, answer = await post(http, gateway, {"application": "demo", "object": "hello", "version": 7, "source": "me"})
     assert (status, answer) == (200, {"results": [{"ok": True}]})
     (record,) = records(gateway.settings)
-    assert json.loads(record.value) == {"object": "hello", "version": 7, "source": "me", "epoch": 0}
-    assert record.headers == b"demo"
+    assert json.loads(record.value) == {"object": "hello", "version": 7, "source": "me"}
+    assert record.headers == b"demo 0"
     assert record.key == object_key("demo", 0, b"hello")
     assert record.partition == partition_of(record.key, gateway.settings.partitions)
 
@@ -221,7 +221,7 @@ async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: 
     publishing = Publishing(settings, feed, lambda application: next(epochs), Metrics())
     status, _ = await publishing.publish(b'{"application":"demo","object":"a","version":1}')
     assert status == 200
-    assert [json.loads(entry.value)["epoch"] for entry in feed.appended] == [3, 4]
+    assert [entry.headers for entry in feed.appended] == [b"demo 3", b"demo 4"]
     assert [entry.key for entry in feed.appended] == [object_key("demo", 3, b"a"), object_key("demo", 4, b"a")]
 
 

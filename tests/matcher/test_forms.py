@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roskva.matcher.forms import Fields, Form, Malformed, check, extract
+from roskva.matcher.forms import Fields, Form, Malformed, Stamp, check, extract
 from roskva.model import Update, object_key
 
 STANDARD = Form()
@@ -99,3 +99,9 @@ def test_numbers_beyond_64_bits_are_no_versions() -> None:
     for number in (str(2**63), str(2**64), "9" * 40, "1e30"):
         fields = extract(b'{"object":"hello","version":%s}' % number.encode(), STANDARD)
         assert isinstance(fields, Malformed) or isinstance(check("demo", 0, fields), Malformed)
+
+
+@given(st.sampled_from(["demo", "a.b-c"]), st.none() | st.integers(0, 2**32 - 1), st.booleans())
+def test_the_stamp_of_a_record_reads_back(application: str, epoch: int | None, again: bool) -> None:
+    stamp = Stamp(application, epoch, again)
+    assert Stamp.decode(stamp.encode()) == stamp

@@ -19,6 +19,7 @@ from roskva.config import Settings
 from roskva.feed import open_feed
 from roskva.feed.interface import UPDATES, Entry
 from roskva.keys import load_keys
+from roskva.matcher.forms import Stamp
 from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, object_key, partition_of, rendezvous
 from roskva.protocol.internal import Challenge, Probe, Probed, Propagate, Propagated, Prove, decode_frame, encode_frame, proof
 from roskva.registrar.events import encode_registration
@@ -132,10 +133,8 @@ class RegistrarStandIn:
 def publish(settings: Settings, name: str, version: int, source: str = "", epoch: int | None = 0, application: str = "demo") -> ObjectKey:
     """What the gateway appends for an accepted publish."""
     key = object_key(application, epoch or 0, name.encode())
-    item: dict[str, object] = {"object": name, "version": version, "source": source}
-    if epoch is not None:
-        item["epoch"] = epoch
-    open_feed(settings).append(UPDATES, [Entry(key, msgspec.json.encode(item), application.encode())])
+    item = {"object": name, "version": version, "source": source}
+    open_feed(settings).append(UPDATES, [Entry(key, msgspec.json.encode(item), Stamp(application, epoch).encode())])
     return key
 
 

@@ -14,6 +14,7 @@ from roskva.errors import FeedFull, PartitionUnavailable
 from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES
 from roskva.matcher.cells import object_row, read_copies, read_version
+from roskva.matcher.forms import Stamp
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
@@ -64,7 +65,7 @@ class Rows:
         self._incarnation = open_feed(settings).newest(UPDATES)[0].incarnation
         self._settings = settings
 
-    def row(self, topic: str, key: bytes, headers: bytes, value: bytes, bridged: tuple[Any, ...] = (None,) * 6) -> tuple[Any, ...]:
+    def row(self, topic: str, key: bytes, headers: bytes, value: bytes, bridged: tuple[Any, ...] = (None,) * 4) -> tuple[Any, ...]:
         self._offset += 1
         partition = partition_of(key, self._settings.partitions)
         incarnation = open_feed(self._settings).newest(UPDATES)[partition].incarnation
@@ -72,8 +73,8 @@ class Rows:
 
     def update(self, name: str, version: int, source: str = "", epoch: int | None = 0, again: bool = False) -> tuple[Any, ...]:
         value = f'{{"object":"{name}","version":{version},"source":"{source}"}}'.encode()
-        bridged = (name.encode(), str(version).encode(), source.encode(), KINDS, epoch, again or None)
-        return self.row(UPDATES, object_key("demo", epoch or 0, name.encode()), b"demo", value, bridged)
+        bridged = (name.encode(), str(version).encode(), source.encode(), KINDS)
+        return self.row(UPDATES, object_key("demo", epoch or 0, name.encode()), Stamp("demo", epoch, again).encode(), value, bridged)
 
     def registration(self, client: str, name: str, seqno: int, registered: bool = True, **more: Any) -> tuple[Any, ...]:
         key = object_key("demo", 0, name.encode())
@@ -177,8 +178,8 @@ def test_poison_is_buried_once_and_the_rest_goes_through(connected: Connections,
         rows.row(UPDATES, key, b"demo", b"\xff\x00"),
         rows.row(UPDATES, key, b"nobody", b'{"object":"x","version":1}'),
         rows.row(UPDATES, key, b"\xff", b'{"object":"x","version":1}'),
-        rows.row(UPDATES, key, b"demo", b'{"object":"x","version":-1}', (b"x", b"-1", None, "STRING,BIGINT", 0, None)),
-        rows.row(UPDATES, key, b"demo", b'{"object":"x","version":1,"epoch":-1}', (b"x", b"1", None, "STRING,BIGINT", -1, None)),
+        rows.row(UPDATES, key, b"demo", b'{"object":"x","version":-1}', (b"x", b"-1", None, "STRING,BIGINT")),
+        rows.row(UPDATES, key, b"demo -1", b'{"object":"x","version":1}', (b"x", b"1", None, "STRING,BIGINT")),
         rows.row(REGISTRATIONS, key, b"", b"[1,2]"),
         rows.row(REGISTRATIONS, key, b"", encode_registration(Registration(ClientId("c"), key, 1 << 70, True, "d"))),
         rows.update("x", 4),

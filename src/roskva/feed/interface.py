@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
     key: bytes
     value: bytes
-    headers: bytes = b""  # opaque to the feed: for updates, the application's name
+    headers: bytes = b""  # opaque to the feed: for updates, matcher.forms.Stamp
 
 
 class Record(NamedTuple):

@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import BadRequest, MalformedMessage, RoskvaError, TooManyOperations, Unavailable, UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
-from roskva.matcher.forms import Form, Malformed, check, extract
+from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
 from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
 from roskva.telemetry.metrics import Metrics
 
@@ -68,15 +68,14 @@ class _Stored(Struct, omit_defaults=True):
 
     object: str
     version: int
-    epoch: int = -1
     source: str = ""
 
 
 class _Valid(NamedTuple):
-    """An item that may be appended: its name, and how its record looks in an epoch."""
+    """An item that may be appended."""
 
     name: bytes | None  # None: not found in the application's own form; the Bridge says why
-    value: Callable[[int], bytes]
+    value: bytes
 
 
 _requests = msgspec.json.Decoder(_Request)
@@ -129,17 +128,16 @@ class Publishing:
 
     async def _append(self, application: str, items: dict[int, _Valid], outcomes: list[RoskvaError | None]) -> None:
         """Append what is valid, a call per partition, so that each item gets the outcome of its own."""
-        headers = application.encode()
         for _ in range(_EPOCH_RISES_MAX):
             epoch = self._epoch_of(application)
+            headers = Stamp(application, epoch).encode()
             groups: dict[int, tuple[list[int], list[Entry]]] = {}
             for index, (name, value) in items.items():
                 # What has no name goes anywhere, but always to the same place: by its own bytes.
-                data = value(epoch)
-                key = object_key(application, epoch, name) if name is not None else object_key(application, epoch, data[:64])
+                key = object_key(application, epoch, value[:64] if name is None else name)
                 indexes, entries = groups.setdefault(partition_of(key, self._settings.partitions), ([], []))
                 indexes.append(index)
-                entries.append(Entry(key, data, headers))
+                entries.append(Entry(key, value, headers))
             await asyncio.gather(*(self._append_group(indexes, entries, outcomes) for indexes, entries in groups.values()))
             items = {index: item for index, item in items.items() if outcomes[index] is None}
             if not items or self._epoch_of(application) == epoch:
@@ -204,8 +202,8 @@ def _valid(text: str, version: object, source: str | None, form: Form) -> _Valid
     number = version_from_number(version)
     device = check_device(source) if source else ""
     if form == _STANDARD:
-        return _Valid(name, lambda epoch: _encoder.encode(_Stored(text, number, epoch, device)))
-    return _Valid(name, lambda epoch: _encoder.encode(_in_form(form, text, number, device) | {"epoch": epoch}))
+        return _Valid(name, _encoder.encode(_Stored(text, number, device)))
+    return _Valid(name, _encoder.encode(_in_form(form, text, number, device)))
 
 
 def _in_form(form: Form, text: str, version: int, source: str) -> dict[str, Any]:
@@ -227,7 +225,7 @@ def _checked_raw(value: bytes, application: str, form: Form) -> _Valid | RoskvaE
     fields = extract(value, form)
     update = fields if isinstance(fields, Malformed) else check(application, 0, fields)
     name = None if isinstance(update, Malformed) or isinstance(fields, Malformed) else name_from_text(fields.object or "")
-    return _Valid(name, lambda epoch: value)
+    return _Valid(name, value)
 
 
 def error_object(error: RoskvaError) -> dict[str, Any]:

@@ -22,6 +22,24 @@ class Form(NamedTuple):
     source_path: str = "source"
 
 
+class Stamp(NamedTuple):
+    """The headers of a record of "updates": what the service says of it, apart from the application's own words in its value."""
+
+    application: str
+    epoch: int | None = None  # None: the application's present epoch
+    again: bool = False  # brought back by a sweep or a repair
+
+    def encode(self) -> bytes:
+        words = [self.application, "" if self.epoch is None else str(self.epoch), "again" if self.again else ""]
+        return " ".join(words).rstrip().encode()
+
+    @classmethod
+    def decode(cls, headers: bytes) -> Stamp:
+        """Raises ValueError for what no part of the service wrote."""
+        application, epoch, again = [*headers.decode().split(" "), "", ""][:3]
+        return cls(application, int(epoch) if epoch else None, again == "again")
+
+
 class Fields(NamedTuple):
     """What the paths led to, as text; None where there was nothing."""
 

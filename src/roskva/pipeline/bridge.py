@@ -17,7 +17,7 @@ from roskva.config import ApplicationSettings
 from roskva.matcher.forms import Form
 
 # What `bridge` adds. Texts are handed on as bytes: a text column that is not UTF-8 would end the task that reads it.
-COLUMNS: Final = ("object", "version", "source", "kinds", "epoch", "again")
+COLUMNS: Final = ("object", "version", "source", "kinds")
 
 
 def form_of(application: ApplicationSettings) -> Form:
@@ -25,7 +25,7 @@ def form_of(application: ApplicationSettings) -> Form:
 
 
 def bridge(df: DataFrame, applications: Mapping[str, ApplicationSettings]) -> DataFrame:
-    """Rows of the feed, with object, version and source as text, their kinds in JSON, epoch and again; null where there is nothing.
+    """Rows of the feed, with object, version and source as text, and their kinds in JSON; null where there is nothing.
 
     Every expression costs planning in every micro-batch: a first version with the checks in it planned for 24 ms where one without
     the Bridge planned for 12 (medians of one run each, on a busy machine). So there are few of them, and what is no update is not
@@ -33,10 +33,11 @@ def bridge(df: DataFrame, applications: Mapping[str, ApplicationSettings]) -> Da
     """
     document = F.try_parse_json(F.col("value").cast("string")).alias("document")
     forms: dict[Form, list[str]] = {}
-    for name, application in applications.items():
-        forms.setdefault(form_of(application), []).append(name)
+    for name, settings in applications.items():
+        forms.setdefault(form_of(settings), []).append(name)
     if len(forms) > 1:
-        df_parsed = df.select(*df.columns, document, F.col("headers").cast("string").alias("application"))
+        application = F.split_part(F.col("headers").cast("string"), F.lit(" "), F.lit(1)).alias("application")
+        df_parsed = df.select(*df.columns, document, application)
     else:
         df_parsed = df.select(*df.columns, document)
     fields = [_field(which, forms) for which in range(3)]
@@ -45,8 +46,6 @@ def bridge(df: DataFrame, applications: Mapping[str, ApplicationSettings]) -> Da
         *df.columns,
         *(F.try_variant_get(field, "$", "string").cast("binary").alias(name) for name, field in zip(COLUMNS, fields, strict=False)),
         kinds.alias("kinds"),
-        F.try_variant_get("document", "$.epoch", "long").alias("epoch"),
-        F.try_variant_get("document", "$.again", "boolean").alias("again"),
     )
 
 

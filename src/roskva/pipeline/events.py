@@ -15,7 +15,7 @@ import msgspec
 
 from roskva.errors import UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
-from roskva.matcher.forms import Fields, Form, Malformed, check, extract
+from roskva.matcher.forms import Fields, Form, Malformed, Stamp, check, extract
 from roskva.model import VERSION_MAX, Registration, Update
 from roskva.registrar.events import decode_registration
 
@@ -32,8 +32,6 @@ COLUMNS: Final = (
     "version",
     "source",
     "kinds",
-    "epoch",
-    "again",
 )
 
 # The kinds of object, version and source in JSON for which their text alone is enough: strings and integers.
@@ -103,11 +101,11 @@ def read_events(rows: Iterable[tuple[Any, ...]], forms: Mapping[str, Form], epoc
 
 
 def _read_update(origin: Origin, bridged: tuple[Any, ...], forms: Mapping[str, Form], epoch_of: Callable[[str], int]) -> Update | Malformed:
-    application = origin.headers.decode()
+    application, epoch, again = Stamp.decode(origin.headers)
     if application not in forms:
         error = UnknownApplication(application)
         return Malformed(error.code, str(error))
-    name, version, source, kinds, epoch, again = bridged
+    name, version, source, kinds = bridged
     fields: Fields | Malformed
     if kinds in PLAIN and name is not None and version is not None and _is_whole_json(origin.value):
         fields = Fields(name.decode(), version.decode(), None if source is None else source.decode())
@@ -115,7 +113,7 @@ def _read_update(origin: Origin, bridged: tuple[Any, ...], forms: Mapping[str, F
         fields = extract(origin.value, forms[application])  # the rules in full, and the reason
     if isinstance(fields, Malformed):
         return fields
-    return check(application, epoch_of(application) if epoch is None else epoch, fields, bool(again))
+    return check(application, epoch_of(application) if epoch is None else epoch, fields, again)
 
 
 def _read_registration(value: bytes) -> Registration:
@@ -139,7 +137,7 @@ def dead_letter(origin: Origin, why: Malformed) -> Entry:
     letter = DeadLetter(
         code=why.code,
         reason=why.reason,
-        application=origin.headers.decode(errors="replace"),
+        application=origin.headers.decode(errors="replace").partition(" ")[0],
         topic=origin.topic,
         partition=origin.partition,
         incarnation=origin.incarnation,
