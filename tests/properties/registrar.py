@@ -3,6 +3,8 @@
 It loads the row, calls the core, writes, applies, appends, then sends. What the service awaits is a step here: a propagation is begun,
 and finished when its acknowledgements came or the wait is over. The table, the feed and time belong to the world; this object may be
 thrown away at any moment, and another one begins with the rows and the marks alone.
+
+Long, because it stands beside four modules of the service (handshakes, delivery, recovery, service) and is read against them.
 """
 
 from __future__ import annotations

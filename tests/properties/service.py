@@ -168,7 +168,7 @@ class ServiceShell:
         return self.registrar.sessions
 
     def drop_caches(self) -> None:
-        self.registrar._rows.drop_all()
+        self.registrar.rows.drop_all()
 
     def _run(self) -> None:
         """Let the loop do all that is ready. Client ids come from the world, so that a run can be repeated."""

@@ -25,7 +25,8 @@ names = st.sampled_from(NAMES)
 clients = st.integers(0, CLIENTS - 1)
 picks = st.integers(0, 11)
 faults = st.lists(st.sampled_from(Fault), min_size=1, max_size=4)
-few_faults = st.just([]) | faults
+no_faults: list[Fault] = []
+few_faults = st.just(no_faults) | faults
 fates = st.lists(st.tuples(picks, st.sampled_from(("deliver", "deliver", "repeat", "drop"))), min_size=1, max_size=8)
 dead = st.sampled_from(("", "pipeline", "both"))
 wishes = st.sampled_from(("register", "fetch, then register", "unregister"))

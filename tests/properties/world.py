@@ -4,6 +4,8 @@ Nothing here waits or reads a clock. What chance decides is decided by the calle
 from a seed. `run` lets time pass; `heal` ends all faults and lets time pass until the promise holds, or says why it does not:
 
     every registered client has learned the latest version, or "unknown" after it; summaries agree; nothing is owed or waits.
+
+Long, because everything that meets in it is in one place: processes, channel, time, promise.
 """
 
 from __future__ import annotations

@@ -208,10 +208,9 @@ class Router:
     async def _reroute(self) -> None:
         for turn, connection in enumerate(list(self.connections.values()), 1):
             if connection.claims is not None and connection.number in self.connections:
-                owner = self._owner_of(connection.claims.client)
-                if owner != connection.owner:
-                    self._move(connection, owner)
-                    self._announce(connection)
+                self._move(connection, self._owner_of(connection.claims.client))
+                # Also to an owner that stays: it may have let go of its sessions when its own view changed, and changed back.
+                self._announce(connection)
             if turn % _REROUTED_PER_TURN == 0:
                 await asyncio.sleep(0)
 

@@ -283,15 +283,24 @@ class Delivery:
         if not cells_of:
             return set()
         absent = [client for client in cells_of if client not in self._sessions] if self._settling() else []
-        if absent:
-            await self._mark(absent)
+        if not await self._marked(absent):
+            return set(cells_of)
         by_partition: dict[int, list[tuple[ClientId, list[list[Cell]]]]] = {}
         for client, groups in cells_of.items():
             by_partition.setdefault(self._rows.key(client).partition, []).append((client, packed(groups)))
         failures = await asyncio.gather(*(self._write_partition(clients) for clients in by_partition.values()))
-        if absent:
-            await self._mark(absent)
+        if not await self._marked(absent):
+            return set(cells_of)
         return set().union(*failures)
+
+    async def _marked(self, clients: list[ClientId]) -> bool:
+        try:
+            if clients:
+                await self._mark(clients)
+        except Unavailable as error:
+            log.warning("marks of %d clients could not be written: %s", len(clients), error)
+            return False
+        return True
 
     async def _write_partition(self, clients: list[tuple[ClientId, list[list[Cell]]]]) -> set[ClientId]:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from roskva.config import Settings
-from roskva.errors import RoskvaError, TokenElsewhere, TokenInvalid, TooManyOperations, Unavailable
+from roskva.errors import RoskvaError, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.interface import REGISTRATIONS, Entry
 from roskva.feed.lanes import FeedLanes
 from roskva.model import (
@@ -40,6 +40,7 @@ from roskva.registrar.events import encode_registration
 from roskva.registrar.handshakes import Handshakes
 from roskva.registrar.members import MemberView
 from roskva.registrar.recovery import Recovery
+from roskva.registrar.rounds import Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
@@ -49,13 +50,9 @@ from roskva.table.lanes import TableLanes
 log = logging.getLogger(__name__)
 
 _SYNC_HINT_S: Final = 60.0
-_ROWS_AT_A_TIME: Final = 500
 _ANNOUNCE_TRIES_MAX: Final = 30
 _ANNOUNCE_AGAIN_S: Final = 2.0
-_OTHERS_HEARD_S: Final = 3.0  # by then every gateway and the pipeline have seen a change of members
 _GONE: Final = object()  # the note on a channel that was closed: nobody is welcomed through it any more
-_TICK_S: Final = 0.25
-_SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 _SECONDS_PER_DAY: Final = 86_400
 
 
@@ -82,40 +79,38 @@ class Registrar:
         self._wall_clock = wall_clock
         self.sessions: dict[ClientId, Session] = {}
         self.counters = Counters()
-        self._rows = Rows(table, settings.partitions, settings.rows_cached_max, clock, epoch_of)
+        self.rows = Rows(table, settings.partitions, settings.rows_cached_max, clock, epoch_of)
         self._settling_until_s = clock() + settings.settling_s
-        self._owned: frozenset[int] = frozenset()
-        self._incarnations: dict[int, int] = {}
+        self.owned: frozenset[int] = frozenset()
         self._orders = Orders()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop_task: asyncio.Task[None] | None = None
-        self._unsettled_told: set[Session] = set()
+        self.unsettled_told: set[Session] = set()
         self._rereading: set[Session] = set()
-        self._marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
-        self._look_at_all_s: list[float] = []
-        self._handshakes = Handshakes(
-            settings, table, self._rows, self._orders, keyring, self.counters, self.owns, epoch_of, self._day, self._time_ms
+        self.handshakes = Handshakes(
+            settings, table, self.rows, self._orders, keyring, self.counters, self.owns, epoch_of, self._day, self._time_ms
         )
+        self._rounds = Rounds(self, settings, table, clock)
         self.recovery = Recovery(settings, table, member, clock, wall_clock)
         self.delivery = Delivery(
             settings,
             table,
-            self._rows,
+            self.rows,
             self.sessions,
             self.counters,
             clock,
             owns=self.owns,
             settling=self._settling,
-            speak=self._speak,
+            speak=self.speak,
             mark=self.recovery.mark,
             reissue=self._reissue,
             settled=self.recovery.settled,
-            spawn=self._spawn,
+            spawn=self.spawn,
         )
 
     async def start(self) -> None:
         self.members_changed()
-        self._loop_task = asyncio.create_task(self._run(), name="registrar")
+        self._loop_task = asyncio.create_task(self._rounds.run(), name="registrar")
 
     async def stop(self) -> None:
         """Ends at once: whatever is unfinished is found again by its marks, or at session start."""
@@ -125,7 +120,7 @@ class Registrar:
         await asyncio.gather(*running, return_exceptions=True)
 
     def owns(self, partition: int) -> bool:
-        return partition in self._owned
+        return partition in self.owned
 
     def _settling(self) -> bool:
         return self._clock() < self._settling_until_s
@@ -137,28 +132,28 @@ class Registrar:
             for partition in range(self._settings.partitions)
             if (owner := self._members.owner(partition)) is not None and owner.id == self._member
         )
-        self._rows.drop_all()
+        self.rows.drop_all()
         self._settling_until_s = self._clock() + self._settings.settling_s
-        # What an earlier owner stored before it heard of the change is in no session's memory here.
-        self._look_at_all_s = [self._clock() + _OTHERS_HEARD_S, self._settling_until_s + _OTHERS_HEARD_S]
         self.recovery.reread(owned)
-        self._owned = owned
-        self._notice_lost_partitions()
+        self.owned = owned
+        self._rounds.members_changed(self._settling_until_s)
         for session in list(self.sessions.values()):
             if not self.owns(client_partition(session.client, self._settings.partitions)):
-                self._leave(session)
+                self.leave(session)
 
     # What comes from clients.
 
     def receive(self, channel: Channel, message: ClientMessage, claims: Claims | None) -> None:
         """A message of a client, with the claims of its token, whose signature the caller verified."""
+        if channel.session is _GONE:
+            channel.session = None  # it had been routed elsewhere, and is back
         count = len(message.register) + len(message.unregister) + len(message.acks)
         if message.sync is not None:
             count += len(message.sync.objects or ())
         if count > self._settings.operations_per_message_max:
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
-            self._spawn(self._guard(channel, message.token, self._handshakes.grant(channel, message.init)))
+            self.spawn(self._guard(channel, message.token, self.handshakes.grant(channel, message.init)))
         elif claims is None:
             self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
         else:
@@ -166,11 +161,13 @@ class Registrar:
             if session is not None and session.channel is channel and session.number == claims.session:
                 self._heard(session, message)
             else:
-                self._spawn(self._guard(channel, message.token, self._enter(channel, message, claims)))
+                self.spawn(self._guard(channel, message.token, self._enter(channel, message, claims)))
 
     def announce(self, channel: Channel, claims: Claims, token: str) -> None:
         """The client of this token is connected through this channel; speaking to it confirms that this is its owner."""
-        self._spawn(self._guard(channel, token, self._announced(channel, claims, token)))
+        if channel.session is _GONE:
+            channel.session = None
+        self.spawn(self._guard(channel, token, self._announced(channel, claims, token)))
 
     async def _announced(self, channel: Channel, claims: Claims, token: str) -> None:
         for _ in range(_ANNOUNCE_TRIES_MAX):
@@ -185,10 +182,10 @@ class Registrar:
                 await asyncio.sleep(_ANNOUNCE_AGAIN_S)
 
     def closed(self, channel: Channel) -> None:
-        """The channel reports that its client is gone: offline at once."""
+        """The channel reports that its client is gone, or has another owner: offline here at once."""
         session = channel.session
         if isinstance(session, Session) and session.channel is channel:
-            self._leave(session)
+            self.leave(session)
         channel.session = _GONE
 
     async def propagate(self, propagations: list[Propagation]) -> list[int]:
@@ -213,7 +210,7 @@ class Registrar:
         async with self._orders.turn(claims.client):
             session = self.sessions.get(claims.client)
             if session is None or session.channel is not channel or session.number != claims.session:
-                admitted = await self._handshakes.admit(channel, message.token, claims, None if session is None else session.number)
+                admitted = await self.handshakes.admit(channel, message.token, claims, None if session is None else session.number)
                 if admitted is None or channel.session is _GONE:
                     return
                 session = self._welcome(channel, *admitted)
@@ -223,34 +220,34 @@ class Registrar:
         known = self.sessions.get(session.client)
         for ended in (known, channel.session):
             if isinstance(ended, Session):
-                self._leave(ended)
+                self.leave(ended)
         if known is not None and known.number != session.number and known.channel is not None and known.channel is not channel:
-            self._handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
+            self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         channel.session = session
         self.sessions[session.client] = session
-        self._take_in(session, row)
+        self.take_in(session, row)
         return session
 
     async def _write_seen(self, client: ClientId) -> None:
         await self.delivery.write({client: [[seen_cell(self._day())]]})
 
-    def _take_in(self, session: Session, row: ClientRow) -> None:
+    def take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
         session.take(row, self._clock())
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row)]
         if confirmed:
-            self._speak(session, status=confirmed)
-        pending = self._pending_again(row)
+            self.speak(session, status=confirmed)
+        pending = self.pending_again(row)
         if pending:
-            self._spawn(self._append(pending))
+            self.spawn(self.append(pending))
         self.delivery.resume(session, row)
         if row.seen_day < self._day():
-            self._spawn(self._write_seen(session.client))
+            self.spawn(self._write_seen(session.client))
 
-    def _leave(self, session: Session) -> None:
+    def leave(self, session: Session) -> None:
         self.delivery.forget(session)
         self.delivery.unacknowledged.discard(session)
-        self._unsettled_told.discard(session)
+        self.unsettled_told.discard(session)
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
 
@@ -261,17 +258,17 @@ class Registrar:
         if message.acks:
             self.delivery.acknowledge(session, message.acks)
         if message.register or message.unregister or message.sync is not None:
-            self._spawn(self._guarded_operation(session, message))
+            self.spawn(self._guarded_operation(session, message))
             return
         differ = message.summary is not None and message.summary != session.summary
         if differ and session.pending == 0 and now_s - session.hinted_s >= _SYNC_HINT_S:
             session.hinted_s = now_s
             self.counters.sync_requests += 1
-            self._speak(session, sync_request=SyncRequest())
+            self.speak(session, sync_request=SyncRequest())
         elif not message.acks:
-            self._speak(session)
+            self.speak(session)
         if now_s - session.read_s >= session.settings.heartbeat_s:
-            self._spawn(self._reread(session))
+            self.spawn(self.reread(session))
 
     async def _guarded_operation(self, session: Session, message: ClientMessage) -> None:
         channel = session.channel
@@ -283,16 +280,16 @@ class Registrar:
             session = self.sessions.get(asking.client)
             if session is None or session.number != asking.number:
                 return  # superseded while it waited for its turn: what it wished no longer counts
-            row = await self._rows.get(session.client, fresh=self._settling())
+            row = await self.rows.get(session.client, fresh=self._settling())
             if row.created is None:
-                self._spawn(self._reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
+                self.spawn(self.reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
                 return
             limit = self._settings.registrations_per_client_max
             if message.register or message.unregister:
                 decision = core.operate(row, session.number, session.operations, message.register, message.unregister, limit)
                 await self._carry_out(session, row, decision)
             if message.sync is not None:
-                row = await self._rows.get(session.client)
+                row = await self.rows.get(session.client)
                 decision = core.sync(row, session.number, session.operations, message.sync, limit)
                 await self._carry_out(session, row, decision)
 
@@ -303,28 +300,28 @@ class Registrar:
             await self.recovery.mark([client])
         for cells in decision.writes:
             try:
-                await self._table.write([Mutation(self._rows.key(client), cells)])
+                await self._table.write([Mutation(self.rows.key(client), cells)])
             except BaseException:
                 # Some of it may be durable, and its client's retry adds nothing to what is pending: look at the row soon.
                 self.counters.failed_writes += 1
-                self._rows.drop(client)
+                self.rows.drop(client)
                 self.recovery.appended(decision.events)
                 self.recovery.not_appended(decision.events)
                 raise
-            self._rows.apply(client, cells)
+            self.rows.apply(client, cells)
         if decision.writes:
             # While members settle another owner may have written too: only what the table says counts.
-            row = await self._rows.get(client, fresh=self._settling())
+            row = await self.rows.get(client, fresh=self._settling())
         for event in decision.events:
             if not event.registered:
                 self.delivery.forget(session, event.object)
         self.counters.registrations += len(decision.events)
         session.take(row, session.read_s)
-        await self._append(decision.events)
+        await self.append(decision.events)
         if decision.statuses or decision.sync_request is not None or not decision.events:
-            self._speak(session, status=decision.statuses, sync_request=decision.sync_request)
+            self.speak(session, status=decision.statuses, sync_request=decision.sync_request)
 
-    async def _append(self, events: list[Registration]) -> None:
+    async def append(self, events: list[Registration]) -> None:
         """Tell the Matcher, through the feed. What cannot be appended now stays pending, and is repeated."""
         if not events:
             return
@@ -336,7 +333,7 @@ class Registrar:
             log.warning("%d registrations wait for the feed: %s", len(events), error)
             self.recovery.not_appended(events)
 
-    def _pending_again(self, row: ClientRow) -> list[Registration]:
+    def pending_again(self, row: ClientRow) -> list[Registration]:
         """Whoever reads a client's row also repeats its pending cells, those aside that were appended a moment ago."""
         events = [
             core.event_of(row, key, seqno, standing.registered, pending)
@@ -352,36 +349,36 @@ class Registrar:
         client = told.client
         try:
             async with self._orders.turn(client):
-                row = await self._rows.get(client, fresh=True)
+                row = await self.rows.get(client, fresh=True)
                 judgement = core.judge(row, told)
                 if not judgement.reissue:
                     return UNAVAILABLE if judgement.verdict is None else judgement.verdict
                 decision = core.reissue(row, told.object, told.seqno)
                 await self.recovery.mark([client])
-                await self._table.write([Mutation(self._rows.key(client), cells) for cells in decision.writes])
+                await self._table.write([Mutation(self.rows.key(client), cells) for cells in decision.writes])
                 for cells in decision.writes:
-                    self._rows.apply(client, cells)
+                    self.rows.apply(client, cells)
         except Unavailable:
-            self._rows.drop(client)
+            self.rows.drop(client)
             return UNAVAILABLE
         self.counters.reissued += 1
-        await self._append(decision.events)
+        await self.append(decision.events)
         return SETTLED
 
-    async def _reread(self, session: Session) -> None:
+    async def reread(self, session: Session) -> None:
         """A fresh look at an online client's row: at heartbeats, and when the table holds more than memory. One at a time."""
         if session in self._rereading:
             return
         self._rereading.add(session)
         try:
-            row = await self._rows.get(session.client, fresh=True)
+            row = await self.rows.get(session.client, fresh=True)
             if self.sessions.get(session.client) is not session:
                 return
             if row.created is None and session.channel is not None:
-                self._handshakes.start_anew(session.channel, session.token, core.Admission.GONE, keep=False)
-                self._leave(session)
+                self.handshakes.start_anew(session.channel, session.token, core.Admission.GONE, keep=False)
+                self.leave(session)
                 return
-            self._take_in(session, row)
+            self.take_in(session, row)
         except Unavailable as error:
             log.warning("a client's row cannot be read now: %s", error)
         finally:
@@ -389,109 +386,21 @@ class Registrar:
 
     # What goes to clients.
 
-    def _speak(self, session: Session, **what: Any) -> None:
+    def speak(self, session: Session, **what: Any) -> None:
         channel = session.channel
         if channel is None:
             return
         unsettled = session.unsettled
         if unsettled and not session.told_unsettled:
-            self._unsettled_told.add(session)
+            self.unsettled_told.add(session)
         session.told_unsettled = unsettled
         session.sent_s = self._clock()
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)
         channel.send(encode(message))
 
-    # What happens by itself.
-
-    async def _run(self) -> None:
-        next_second_s = next_scan_s = next_marks_s = self._clock()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            try:
-                now_s = self._clock()
-                for session in self.delivery.resend_due():
-                    self._spawn(self._reread(session))
-                self._tell_settled(now_s)
-                if now_s >= next_second_s:
-                    next_second_s = now_s + 1.0
-                    self._notice_lost_partitions()
-                    self._keep_alive(now_s)
-                    self._rows.evict_idle(self._settings.row_idle_s)
-                if now_s >= next_marks_s:
-                    next_marks_s = now_s + self._settings.mark_poll_s
-                    await self._follow_marks()
-                if now_s >= next_scan_s:
-                    next_scan_s = now_s + self._settings.scan_s
-                    await self._scan()
-                if self._look_at_all_s and now_s >= self._look_at_all_s[0]:
-                    self._look_at_all_s.pop(0)
-                    await self._look_at(list(self.sessions))
-            except Unavailable as error:
-                log.warning("background work is delayed: %s", error)
-            except Exception:
-                log.exception("background work failed; it goes on")
-
-    def _notice_lost_partitions(self) -> None:
-        """A partition of ours that was lost has a new incarnation: its clients are nobody's until they start anew."""
-        for partition in self._owned:
-            try:
-                incarnation = self._table.table.incarnation("registrar", partition)
-            except Unavailable as error:
-                log.warning("%s", error)  # the next look sees what became of it
-                continue
-            if self._incarnations.setdefault(partition, incarnation) == incarnation:
-                continue
-            log.error("Registrar partition %d was lost: its clients start anew", partition)
-            self._incarnations[partition] = incarnation
-            self._rows.drop_all()
-            for session in list(self.sessions.values()):
-                if client_partition(session.client, self._settings.partitions) == partition and session.channel is not None:
-                    self._handshakes.start_anew(session.channel, session.token, TokenElsewhere.code, keep=True)
-                    self._leave(session)
-
-    def _tell_settled(self, now_s: float) -> None:
-        for session in list(self._unsettled_told):
-            if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
-                self._unsettled_told.discard(session)
-                self._speak(session)
-
-    def _keep_alive(self, now_s: float) -> None:
-        for session in list(self.sessions.values()):
-            if now_s - session.heard_s > session.settings.offline_s:
-                channel = session.channel
-                self._leave(session)
-                if channel is not None:
-                    channel.close("offline")
-            elif now_s - session.sent_s >= session.settings.keepalive_s:
-                self._speak(session)
-
-    async def _follow_marks(self) -> None:
-        """Work that a Matcher task, or an owner before this one, left for clients of ours; and registrations that are overdue."""
-        self._marked.update(await self.recovery.newly_marked())
-        await self._look_at([*self._marked, *self.recovery.overdue()])
-
-    async def _scan(self) -> None:
-        """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
-        await self._look_at([client for client, session in self.sessions.items() if session.unsettled])
-        await self.recovery.refresh()
-
-    async def _look_at(self, clients: list[ClientId]) -> None:
-        """Go on with what these rows show. A mark is done with only when its row was read."""
-        for start in range(0, len(clients), _ROWS_AT_A_TIME):
-            rows, _ = await self._rows.get_many(clients[start : start + _ROWS_AT_A_TIME], fresh=True)
-            pending: list[Registration] = []
-            for client, row in rows.items():
-                session = self.sessions.get(client)
-                if session is None:
-                    pending += self._pending_again(row)
-                else:
-                    self._take_in(session, row)
-            await self._append(pending)
-            self._marked.difference_update(rows)
-
     # Small things.
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,128 @@
+"""What a Registrar does by itself, round after round: resend, keep alive, follow marks, look again (Thialfi 4.1.2, 4.2.3).
+
+Each round is proportional to what is due, not to the number of clients, the keepalives aside. A failure ends a round, never the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from roskva.config import Settings
+from roskva.errors import TokenElsewhere, Unavailable
+from roskva.model import ClientId, Registration, client_partition
+from roskva.table.lanes import TableLanes
+
+if TYPE_CHECKING:
+    from roskva.registrar.service import Registrar
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.25
+_ROWS_AT_A_TIME: Final = 500
+_OTHERS_HEARD_S: Final = 3.0  # by then every gateway and the pipeline have seen a change of members
+_SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
+
+
+class Rounds:
+    def __init__(self, registrar: Registrar, settings: Settings, table: TableLanes, clock: Callable[[], float]) -> None:
+        self.registrar = registrar
+        self._settings = settings
+        self._table = table
+        self._clock = clock
+        self._incarnations: dict[int, int] = {}
+        self._marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
+        self._look_at_all_s: list[float] = []
+
+    def members_changed(self, settling_until_s: float) -> None:
+        """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
+        self._look_at_all_s = [self._clock() + _OTHERS_HEARD_S, settling_until_s + _OTHERS_HEARD_S]
+        self._notice_lost_partitions()
+
+    async def run(self) -> None:
+        next_second_s = next_scan_s = next_marks_s = self._clock()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                now_s = self._clock()
+                for session in self.registrar.delivery.resend_due():
+                    self.registrar.spawn(self.registrar.reread(session))
+                self._tell_settled(now_s)
+                if now_s >= next_second_s:
+                    next_second_s = now_s + 1.0
+                    self._notice_lost_partitions()
+                    self._keep_alive(now_s)
+                    self.registrar.rows.evict_idle(self._settings.row_idle_s)
+                if now_s >= next_marks_s:
+                    next_marks_s = now_s + self._settings.mark_poll_s
+                    await self._follow_marks()
+                if now_s >= next_scan_s:
+                    next_scan_s = now_s + self._settings.scan_s
+                    await self._scan()
+                if self._look_at_all_s and now_s >= self._look_at_all_s[0]:
+                    self._look_at_all_s.pop(0)
+                    await self._look_at(list(self.registrar.sessions))
+            except Unavailable as error:
+                log.warning("background work is delayed: %s", error)
+            except Exception:
+                log.exception("background work failed; it goes on")
+
+    def _notice_lost_partitions(self) -> None:
+        """A partition of ours that was lost has a new incarnation: its clients are nobody's until they start anew."""
+        for partition in self.registrar.owned:
+            try:
+                incarnation = self._table.table.incarnation("registrar", partition)
+            except Unavailable as error:
+                log.warning("%s", error)  # the next look sees what became of it
+                continue
+            if self._incarnations.setdefault(partition, incarnation) == incarnation:
+                continue
+            log.error("Registrar partition %d was lost: its clients start anew", partition)
+            self._incarnations[partition] = incarnation
+            self.registrar.rows.drop_all()
+            for session in list(self.registrar.sessions.values()):
+                if client_partition(session.client, self._settings.partitions) == partition and session.channel is not None:
+                    self.registrar.handshakes.start_anew(session.channel, session.token, TokenElsewhere.code, keep=True)
+                    self.registrar.leave(session)
+
+    def _tell_settled(self, now_s: float) -> None:
+        for session in list(self.registrar.unsettled_told):
+            if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
+                self.registrar.unsettled_told.discard(session)
+                self.registrar.speak(session)
+
+    def _keep_alive(self, now_s: float) -> None:
+        for session in list(self.registrar.sessions.values()):
+            if now_s - session.heard_s > session.settings.offline_s:
+                channel = session.channel
+                self.registrar.leave(session)
+                if channel is not None:
+                    channel.close("offline")
+            elif now_s - session.sent_s >= session.settings.keepalive_s:
+                self.registrar.speak(session)
+
+    async def _follow_marks(self) -> None:
+        """Work that a Matcher task, or an owner before this one, left for clients of ours; and registrations that are overdue."""
+        self._marked.update(await self.registrar.recovery.newly_marked())
+        await self._look_at([*self._marked, *self.registrar.recovery.overdue()])
+
+    async def _scan(self) -> None:
+        """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
+        await self._look_at([client for client, session in self.registrar.sessions.items() if session.unsettled])
+        await self.registrar.recovery.refresh()
+
+    async def _look_at(self, clients: list[ClientId]) -> None:
+        """Go on with what these rows show. A mark is done with only when its row was read."""
+        for start in range(0, len(clients), _ROWS_AT_A_TIME):
+            rows, _ = await self.registrar.rows.get_many(clients[start : start + _ROWS_AT_A_TIME], fresh=True)
+            pending: list[Registration] = []
+            for client, row in rows.items():
+                session = self.registrar.sessions.get(client)
+                if session is None:
+                    pending += self.registrar.pending_again(row)
+                else:
+                    self.registrar.take_in(session, row)
+            await self.registrar.append(pending)
+            self._marked.difference_update(rows)
