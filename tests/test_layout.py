@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": BASE | {"client", "publisher"},
 }
 
-# Pure functions over data: they run in the service, in Spark tasks and in the simulator alike.
+# Pure functions over data: they run in the service, in Spark tasks and in the tests' models alike.
 PURE = re.compile(
     r"roskva\.(model|errors|protocol\..*|matcher\..*|client\.(?!shell|channel|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface)"

@@ -103,10 +103,14 @@ class Settings:
     publish_bytes_max: int = setting(8 << 20, "Bytes of one publish request.", least=1 << 10)
 
     message_bytes_max: int = setting(1 << 20, "Bytes of one client message.", least=1 << 10)
-    operations_per_message_max: int = setting(1_000, "Registrations, unregistrations and acknowledgements in one client message.")
+    operations_per_message_max: int = setting(
+        1_000, "Registrations, unregistrations, acknowledgements and objects of a sync in one client message."
+    )
     registrations_per_client_max: int = setting(100_000, "Registrations of one client.")
     send_buffer_bytes_max: int = setting(
-        256 << 10, "Unsent bytes at which a slow connection is closed; its client catches up on return.", least=1 << 12
+        256 << 10,
+        "Unsent bytes of one connection; more is dropped, and if it stays full for 5 s it is closed. Its client catches up.",
+        least=1 << 12,
     )
     connections_max: int = setting(18_000, "Connections of one gateway; keep it below the file limit (ulimit -n).")
 

@@ -1,4 +1,4 @@
-"""The order of cells that engines, caches and the simulator share: the larger timestamp, then a delete, then the larger value."""
+"""The order of cells that engines, caches and models share: the larger timestamp, then a delete, then the larger value."""
 
 from __future__ import annotations
 

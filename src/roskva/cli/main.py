@@ -107,7 +107,9 @@ def _add_service_commands(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
     for parser in (up, gateway, pipeline, doctor):
         parser.add_argument("--data", metavar="DIR", help="data directory (default: roskva-data)")
-        parser.add_argument("--listen", metavar="HOST:PORT", help="the public port (default: 127.0.0.1:8470; port 0 picks a free one)")
+        if parser is not pipeline:
+            listen = "the public port (default: 127.0.0.1:8470; port 0 picks a free one)"
+            parser.add_argument("--listen", metavar="HOST:PORT", help=listen)
         parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME}, if it is there)")
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=[], help="any setting of docs/settings.md; may be repeated"
@@ -162,7 +164,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
         if not equals:
             raise InvalidSetting(f"--set {pair!r} is not of the form NAME=VALUE.")
         flags[name] = value
-    flags |= {name: value for name in ("data", "listen") if (value := getattr(arguments, name)) is not None}
+    flags |= {name: value for name in ("data", "listen") if (value := getattr(arguments, name, None)) is not None}
     return load(file, os.environ, flags)
 
 

@@ -156,18 +156,18 @@ class Supervisor:
     ) -> None:
         self._settings, self._show, self._arguments, self._program = settings, show, arguments, program
         self._url = public_url(listen)
-        self._gateway = self._child("gateway", run, listen)
-        self._pipeline = self._child("pipeline", run, listen)
+        self._gateway = self._child("gateway", run, "--listen", listen)
+        self._pipeline = self._child("pipeline", run)
         self._watch = Watch(self._url)
         self._progress = Progress(0.0, settings.pipeline_stall_s, 0)
         self._signals = 0
         self._served = self._session = self._complete = False
 
-    def _child(self, name: str, run: str, listen: str) -> Child:
+    def _child(self, name: str, run: str, *options: str) -> Child:
         source = str(Path(__file__).resolve().parents[2])
         paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-        command = [*self._program, name, *self._handed_on(), "--listen", listen]
+        command = [*self._program, name, *self._handed_on(), *options]
         return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log")
 
     def _handed_on(self) -> Sequence[str]:

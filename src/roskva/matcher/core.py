@@ -10,7 +10,7 @@ An update writes its version and then reads registrations; a registration writes
 lands second, its read sees the other, so nobody is missed however the two interleave. Everything may be repeated: a version equal
 to the one in the row is told again, since the batch that wrote it may have died before it told anybody.
 
-Pure: no clock, no store, no Spark. The same functions run in Spark's tasks and in the simulator.
+Pure: no clock, no store, no Spark. The same functions run in Spark's tasks and in the models that test them.
 """
 
 from __future__ import annotations

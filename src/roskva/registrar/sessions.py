@@ -31,7 +31,7 @@ class Channel(Protocol):
     session: object | None  # the Registrar's own note on the channel
 
     def send(self, data: bytes) -> None:
-        """Never blocks, never raises. What a closed channel is given is dropped; a full buffer closes it."""
+        """Never blocks, never raises. What a closed or full channel is given is dropped; one that stays full is closed."""
         ...
 
     def close(self, code: str) -> None: ...

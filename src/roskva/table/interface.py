@@ -41,7 +41,7 @@ Row = Mapping[bytes, Cell]  # live cells by name; a row without cells is an empt
 
 
 def wins(new: Cell, old: Cell) -> bool:
-    """Whether `new` replaces `old`, cells of one name: the one order that engines, caches and the simulator share."""
+    """Whether `new` replaces `old`, cells of one name: the one order that engines, caches and models share."""
     if new.timestamp != old.timestamp:
         return new.timestamp > old.timestamp
     if old.value is None or new.value is None:
