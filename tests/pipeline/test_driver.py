@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,34 @@ def test_killed_in_mid_batch_it_repeats_the_batch_and_then_stops_cleanly(tmp_pat
         last = health()
         assert last is not None
         assert last.state == STOPPED
+    finally:
+        registrar.die()
+
+
+def test_killed_in_mid_batch_with_its_checkpoint_lost_it_begins_with_the_oldest_record(
+    tmp_path: Path, start_driver: Callable[[Path], Driver]
+) -> None:
+    """Only the driver's process is killed: its JVM may go on for a moment beside the successor, and must not spoil its checkpoint."""
+    settings = settings_for(tmp_path, propagation_timeout_s=60.0)
+    registrar = RegistrarStandIn(settings)
+    try:
+        first = start_driver(tmp_path)
+        key = register(settings, "c", "x", 1 << 32 | 1)
+        wait_until(lambda: registrar.versions(key) == [0], 90, "the registration")
+        registrar.answering.clear()
+        publish(settings, "x", 7)
+        wait_until(lambda: 7 in registrar.versions(key), 30, "the update, whose answer is held back")
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait(10)
+        shutil.rmtree(tmp_path / "checkpoints")
+
+        registrar.told.clear()
+        registrar.answering.set()
+        second = start_driver(tmp_path)
+        wait_until(lambda: {0, 7} <= set(registrar.versions(key)), 90, "the registration, which was done with, and the update")
+        publish(settings, "x", 8)
+        wait_until(lambda: 8 in registrar.versions(key), 30, "life goes on")
+        assert second.said("first batch done")
     finally:
         registrar.die()
 

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _STOP_S: Final = 4.0  # what the JVM gets to end by itself
 _LOOK_EVERY_S: Final = 0.2
+_LOOK_LATER_S: Final = 1.0  # once it runs; every look is a call into the JVM
 
 
 def transform(rows: DataFrame, settings: Settings) -> DataFrame:
@@ -131,7 +132,7 @@ class _Driver:
             ("ready", lambda: bool(query.status["isTriggerActive"]) or query.lastProgress is not None),
             ("first batch done", lambda: query.lastProgress is not None),
         ]
-        while query.isActive and not self._stop.wait(_LOOK_EVERY_S):
+        while query.isActive and not self._stop.wait(_LOOK_EVERY_S if milestones else _LOOK_LATER_S):
             while milestones and milestones[0][1]():
                 _say(milestones.pop(0)[0])
         if not self._stop.is_set():

@@ -100,7 +100,10 @@ class Rounds:
                 self.registrar.leave(session)
                 if channel is not None:
                     channel.close("offline")
-            elif now_s - session.sent_s >= session.settings.keepalive_s:
+                continue
+            if session.operations.last and now_s - session.heard_s > self._settings.row_idle_s:
+                session.rest()
+            if now_s - session.sent_s >= session.settings.keepalive_s:
                 self.registrar.speak(session)
 
     async def _follow_marks(self) -> None:

@@ -147,6 +147,12 @@ class Session:
         self.pending = row.pending_count
         self.read_s = now_s
 
+    def rest(self) -> None:
+        """Silent for a while: give back what only a busy session needs, some 700 bytes. Old numbers of operations are no longer late."""
+        self.operations.last = {}
+        if not self.outstanding:
+            self.outstanding = {}  # a dictionary that was emptied keeps its size
+
     def answered(self, took_s: float) -> None:
         # A second at most counts: a client that was away for long is not slow for long.
         self.answer_ms += 0.2 * (min(took_s, 1.0) * 1000.0 - self.answer_ms)
