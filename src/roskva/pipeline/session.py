@@ -94,6 +94,7 @@ def spark_settings(settings: Settings, scratch: Path) -> dict[str, str]:
         "spark.sql.streaming.pollingDelay": "1ms",  # the source waits for data itself
         "spark.sql.streaming.minBatchesToRetain": "20",  # a successor copies the checkpoint: keep it small
         "spark.sql.codegen.wholeStage": "false",  # a batch is a few rows: generating code for it costs more than it saves
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # nor for single expressions
         "spark.sql.adaptive.enabled": "false",  # plans once, not in every batch
         "spark.sql.shuffle.partitions": "1",  # the query has no shuffle; jobs beside it are small
         "spark.sql.variant.allowDuplicateKeys": "true",  # of two equal keys in an update the last counts, as in `forms.extract`
