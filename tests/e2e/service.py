@@ -50,8 +50,15 @@ class Service:
         return False
 
     def readyz(self) -> bool:
+        return self._answers("/readyz")
+
+    def serving(self) -> bool:
+        """Its gateway answers; the pipeline may be on its way."""
+        return self._answers("/healthz")
+
+    def _answers(self, path: str) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=2) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
