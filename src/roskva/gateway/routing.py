@@ -21,9 +21,10 @@ from roskva.config import Settings
 from roskva.errors import MalformedMessage, Overloaded, RoskvaError, TokenInvalid, Unavailable
 from roskva.model import ClientId, client_partition
 from roskva.protocol.internal import Announce, Closed, Forward, Frame
-from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, StartAnew, decode_client, encode
+from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, decode_client, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar.members import MemberView
+from roskva.registrar.service import unverified
 from roskva.registrar.sessions import Channel
 from roskva.telemetry.metrics import Metrics
 
@@ -165,8 +166,7 @@ class Router:
 
     def _refuse_token(self, connection: Connection, token: str, error: TokenInvalid) -> None:
         self._metrics.tokens_refused += 1
-        anew = StartAnew(code=error.code, keep=False, message=str(error))
-        connection.send(encode(ServerMessage(token=token, time_ms=now_ms(), start_anew=anew)))
+        unverified(connection, token, error, now_ms())
 
     def _owner_of(self, client: ClientId) -> str | None:
         return self._owners[client_partition(client, self._settings.partitions)]

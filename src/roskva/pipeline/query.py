@@ -172,7 +172,7 @@ def end_session(spark: SparkSession) -> None:
                 jvm.stdin.close()  # the JVM ends when its standard input does
         try:
             jvm.wait(_STOP_S)
-        except Exception:
+        except subprocess.TimeoutExpired:
             jvm.kill()
 
 
