@@ -15,6 +15,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from roskva.address import PORT_MAX, host_and_port
 from roskva.errors import InvalidApplication, InvalidSetting
 from roskva.model import APPLICATION_PATTERN, check_application
 
@@ -128,9 +129,12 @@ class Settings:
 
     propagation_timeout_s: float = setting(2.0, "How long the pipeline waits for a Registrar before it writes in its stead.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    fan_out_above: int = setting(
+        1_000, "Updates of objects with more registrations go through a query of their own, so that nobody waits for them."
+    )
     pipeline_cores: int = setting(2, "Cores of Spark's local mode.")
     pipeline_memory: str = setting("1g", "Heap of Spark's JVM.", pattern="[0-9]+[mg]", form="a number and m or g, such as 1g")
-    pipeline_stall_s: float = setting(60.0, "The supervisor restarts a pipeline that has work and finished no batch for so long.")
+    pipeline_stall_s: float = setting(60.0, "The supervisor restarts a pipeline of which a query has work and did none of it for so long.")
 
     applications: dict[str, ApplicationSettings] = field(
         default_factory=lambda: {"demo": ApplicationSettings()}, metadata={"when": "The applications, one table each."}
@@ -167,12 +171,6 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
         settings = replace(settings, applications=applications)
     _check_order(settings, "the settings")
     return settings
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of HOST:PORT; an IPv6 address stands in brackets."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -237,8 +235,8 @@ def _convert(item: Field[Any], value: object, place: str) -> Any:
         pattern = item.metadata["pattern"]
         if pattern is not None and re.fullmatch(pattern, value) is None:
             raise InvalidSetting(f"{place} is {value!r}; it must be {item.metadata['form']}.")
-        if item.metadata["form"] == ADDRESS["form"] and host_and_port(value)[1] > 65_535:
-            raise InvalidSetting(f"{place} is {value!r}; ports end at 65535.")
+        if item.metadata["form"] == ADDRESS["form"] and host_and_port(value)[1] > PORT_MAX:
+            raise InvalidSetting(f"{place} is {value!r}; ports end at {PORT_MAX}.")
         return Path(value).expanduser() if item.type == "Path" else value
     number = _number(item, value, place)
     least, most = item.metadata["least"], item.metadata["most"]

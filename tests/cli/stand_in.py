@@ -54,7 +54,16 @@ def pipeline() -> None:
 
 
 def write_status(data: Path, batch: int, lag: int) -> None:
-    report = {**IDLE, "pipeline": {"alive": True, "batch": batch, "last_batch_age_s": 0.0, "lag": {"updates": {"0": lag}}}}
+    report = {
+        **IDLE,
+        "pipeline": {
+            "alive": True,
+            "batch": batch,
+            "last_batch_age_s": 0.0,
+            "lag": {"updates": {"0": lag}},
+            "queries": {"matching": {"steps": batch, "lag": lag}},
+        },
+    }
     new = data / "status.json.new"
     new.write_text(json.dumps(report))
     new.rename(data / "status.json")

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from roskva.cli import supervise
-from roskva.cli.report import PipelineReport, pipeline_report
+from roskva.cli.report import PipelineReport, QueryReport, pipeline_report
 from roskva.cli.supervise import LogFile, Progress, Restarts
 
 PID = 7
 
 
-def report(batch: int | None, lag: int, pid: int | None = PID, alive: bool = True) -> PipelineReport:
-    return PipelineReport(alive=alive, pid=pid, batch=batch, lag={"updates": {"0": lag}})
+def report(steps: int, lag: int, pid: int | None = PID, alive: bool = True, fan_out: tuple[int, int] = (0, 0)) -> PipelineReport:
+    queries = {"matching": QueryReport(steps, lag), "fan-out": QueryReport(*fan_out)}
+    return PipelineReport(alive=alive, pid=pid, queries=queries)
 
 
 def test_pauses_double_up_to_a_limit() -> None:
@@ -31,57 +32,57 @@ def test_pauses_begin_anew_after_a_minute_of_life() -> None:
     assert restarts.delay_s(lived_s=1.0) == 0.4
 
 
-def test_work_without_a_finished_batch_is_a_stall() -> None:
+def test_work_of_which_none_is_done_is_a_stall() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
-    assert progress.observe(10.0, report(batch=3, lag=5)) is None
-    assert progress.observe(70.0, report(batch=3, lag=5)) is None
-    assert progress.observe(70.1, report(batch=3, lag=5)) == "has work and finished no batch for 60 s"
+    assert progress.observe(10.0, report(steps=3, lag=5)) is None
+    assert progress.observe(70.0, report(steps=3, lag=5)) is None
+    assert progress.observe(70.1, report(steps=3, lag=5)) == "has work for its query matching and did none of it for 60 s"
 
 
 def test_a_finished_batch_is_progress_however_large_the_lag() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
     for minute in range(10):
-        assert progress.observe(minute * 59.0, report(batch=minute, lag=1_000 * minute)) is None
+        assert progress.observe(minute * 59.0, report(steps=minute, lag=1_000 * minute)) is None
 
 
 def test_an_idle_pipeline_has_not_stalled() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
     for minute in range(10):
-        assert progress.observe(minute * 60.0, report(batch=3, lag=0)) is None
+        assert progress.observe(minute * 60.0, report(steps=3, lag=0)) is None
 
 
-def test_a_lag_that_was_there_at_the_start_and_stays_is_no_stall() -> None:
+def test_a_query_that_hangs_is_not_hidden_by_another_that_works() -> None:
+    progress = Progress(0.0, stall_s=60.0, pid=PID)
+    for second in range(61):
+        assert progress.observe(float(second), report(steps=second, lag=5, fan_out=(7, 1))) is None
+    assert progress.observe(61.0, report(steps=61, lag=5, fan_out=(7, 1))) == "has work for its query fan-out and did none of it for 60 s"
+
+
+def test_a_long_fan_out_that_moves_has_not_stalled() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
     for minute in range(10):
-        assert progress.observe(minute * 60.0, report(batch=None, lag=1)) is None
-
-
-def test_a_lag_that_grows_before_the_first_batch_is_work() -> None:
-    progress = Progress(0.0, stall_s=60.0, pid=PID)
-    progress.observe(0.0, report(batch=None, lag=1))
-    assert progress.observe(1.0, report(batch=None, lag=2)) is None
-    assert progress.observe(61.0, report(batch=None, lag=2)) is not None
+        assert progress.observe(minute * 59.0, report(steps=0, lag=0, fan_out=(minute, 1))) is None
 
 
 def test_a_moment_without_a_report_is_no_evidence() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
-    progress.observe(0.0, report(batch=3, lag=5))
+    progress.observe(0.0, report(steps=3, lag=5))
     progress.observe(50.0, None)
-    assert progress.observe(100.0, report(batch=3, lag=5)) is None
-    assert progress.observe(111.0, report(batch=3, lag=5)) is not None
+    assert progress.observe(100.0, report(steps=3, lag=5)) is None
+    assert progress.observe(111.0, report(steps=3, lag=5)) is not None
 
 
 def test_one_that_never_runs_is_started_again() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
-    assert progress.observe(119.0, report(batch=None, lag=0, alive=False)) is None
-    assert progress.observe(121.0, report(batch=None, lag=0, alive=False)) == "did not start within 120 s"
+    assert progress.observe(119.0, report(steps=0, lag=0, alive=False)) is None
+    assert progress.observe(121.0, report(steps=0, lag=0, alive=False)) == "did not start within 120 s"
 
 
 def test_the_last_word_of_a_predecessor_does_not_count() -> None:
     progress = Progress(0.0, stall_s=60.0, pid=PID)
-    progress.observe(1.0, report(batch=9, lag=0, pid=PID + 1))
+    progress.observe(1.0, report(steps=9, lag=0, pid=PID + 1))
     assert not progress.running
-    progress.observe(2.0, report(batch=None, lag=0))
+    progress.observe(2.0, report(steps=0, lag=0))
     assert progress.running
 
 
@@ -97,6 +98,13 @@ def test_reports_are_read_tolerantly(status: dict[str, object], lag_total: int, 
     found = pipeline_report(status)
     assert found is not None
     assert (found.lag_total, found.alive, found.batch) == (lag_total, alive, None)
+
+
+def test_queries_of_another_form_are_left_out() -> None:
+    queries = {"matching": {"steps": 1, "lag": 2}, "other": {"steps": "x"}, "third": 3}
+    found = pipeline_report({"pipeline": {"queries": queries}})
+    assert found is not None
+    assert found.queries == {"matching": QueryReport(1, 2)}
 
 
 def test_a_status_without_a_report_has_none() -> None:

@@ -178,7 +178,7 @@ def test_a_pipeline_with_work_and_without_progress_is_started_again(start: Calla
     up = start("--set", "pipeline_stall_s=1")
     up.wait_for(WELCOME)
     write_status(up.data, batch=4, lag=9)
-    up.wait_for("pipeline has work and finished no batch for 1 s")
+    up.wait_for("pipeline has work for its query matching and did none of it for 1 s")
 
 
 def test_gives_up_when_a_part_never_starts_and_shows_why(start: Callable[..., Up]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from roskva.config import Settings
 from roskva.errors import FeedFull, PartitionLost
 from roskva.feed import SqliteFeed, open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES, Entry
+from roskva.feed.wake import Wakers
 from roskva.model import partition_of
 from roskva.table import open_manifest
 from roskva.table.manifest import RECOVERING, Manifest
@@ -239,7 +241,7 @@ class TestWake:
         previous = Path.cwd()
         os.chdir(wake)
         try:
-            stale.bind("999999-stale")
+            stale.bind("updates+stale")
         finally:
             os.chdir(previous)
         stale.close()
@@ -250,11 +252,19 @@ class TestWake:
         feed.close()
         assert list(wake.iterdir()) == []
 
+    def test_only_those_who_wait_for_the_topic_are_woken(self, data: Path) -> None:
+        wakers = Wakers(data / "feed" / "wake")
+        with wakers.waiter([UPDATES, REGISTRATIONS]) as waiter, wakers.waiter([DEAD_LETTERS]) as other:
+            wakers.wake(REGISTRATIONS)
+            woken = [bool(select.select([one._socket], [], [], 0)[0]) for one in (waiter, other)]
+        wakers.close()
+        assert woken == [True, False]
+
     def test_a_waiter_that_never_listens_blocks_nobody(self, feed: SqliteFeed, data: Path) -> None:
         feed.wait([UPDATES], {}, 0.0)
         started_s = time.monotonic()
         for _ in range(600):  # more than a socket's buffer takes
-            feed._wakers.wake()
+            feed._wakers.wake(UPDATES)
         assert time.monotonic() - started_s < 2.0
 
     def test_a_deleted_wake_directory_costs_a_second_at_most(self, feed: SqliteFeed, data: Path) -> None:

@@ -91,7 +91,7 @@ async def test_status_has_the_documented_shape(gateway: Gateway, http: aiohttp.C
     assert (answer["sessions"], answer["connections"], answer["outstanding"]) == (1, 1, 0)
     assert answer["pipeline"].keys() >= {"alive", "state", "batch", "last_batch_age_s", "lag"}
     assert answer["pipeline"]["alive"] is False
-    assert answer["feed"].keys() == {"updates", "registrations", "dead-letters"}
+    assert answer["feed"].keys() == {"updates", "registrations", "fan-outs", "dead-letters"}
     assert "version" in answer
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roskva.matcher.core import Accepted, Batch, Change, accept, collapse, drop_copies, match
+from roskva.matcher.cells import object_row
+from roskva.matcher.core import Accepted, Batch, Change, accept, collapse, drop_copies, hand_over, match, tell_registered
+from roskva.matcher.events import decode_update, encode_update
 from roskva.model import (
     DROP_COPY,
     NOT_OWNER,
@@ -394,3 +396,45 @@ def test_however_tasks_interleave_every_registered_client_learns_the_latest_vers
             assert told_now == {(OUTCOME_UNKNOWN, 0)}
         else:
             assert told_now & {(OUTCOME_UPDATE, latest), (OUTCOME_VERSION, latest)}
+
+
+def test_an_object_with_many_registrations_is_handed_over_and_the_others_stay() -> None:
+    world = World()
+    clients = [ClientId(f"c{number}") for number in range(4)]
+    world.task(*(registration(client) for client in clients), *(registration(client, object=OTHER) for client in clients[:3]))
+    batch = batch_of([update(5, "c0"), update(6, "c0"), Update(OTHER, 1, ""), registration(PHONE)])
+    accepted = world.accept(batch)
+    world.write(accepted)
+    staying, large = hand_over(batch, world.read(accepted), PARTITIONS, above=4)
+    assert large == [Update(HELLO, 6, "c0")], "five are registered, with the one of this batch"
+    assert (set(staying.changes), set(staying.registrations)) == ({OTHER}, {(PHONE, HELLO)})
+    assert hand_over(batch, world.read(accepted), PARTITIONS, above=5) == (batch, [])
+
+
+def test_what_is_handed_over_names_a_source_only_if_all_updates_did() -> None:
+    world = World()
+    world.task(registration(PHONE), registration(LAPTOP))
+    for updates, expected in [
+        ([update(5, "a"), update(6, "b")], Update(HELLO, 6, "", again=True)),
+        ([update(5, "a", again=True)], Update(HELLO, 5, "", again=True)),
+        ([update(5, "a")], Update(HELLO, 5, "a")),
+    ]:
+        batch = batch_of(updates)
+        accepted = world.accept(batch)
+        world.write(accepted)
+        assert hand_over(batch, world.read(accepted), PARTITIONS, above=1)[1] == [expected]
+        assert decode_update(encode_update(expected)) == expected
+
+
+def test_pages_of_a_row_yield_what_the_whole_row_does() -> None:
+    world = World()
+    world.task(*(registration(ClientId(f"c{number}")) for number in range(7)), update(4))
+    row = world.rows[object_row(HELLO, PARTITIONS)]
+    change = collapse([update(3, "c1")], []).changes[HELLO]
+    whole = list(tell_registered(HELLO, change, row))
+    version = {name: cell for name, cell in row.items() if name == b"version"}
+    names = sorted(name for name in row if name != b"version")
+    pages = [{**{name: row[name] for name in names[start : start + 3]}, **version} for start in range(0, len(names), 3)]
+    assert [one for page in pages for one in tell_registered(HELLO, change, page)] == whole
+    assert {one.version for one in whole} == {4}
+    assert len(whole) == 7, "the row's version is told, and so to everyone"

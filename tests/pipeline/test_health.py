@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from roskva.feed import open_feed
-from roskva.feed.interface import Position
-from roskva.pipeline.health import FAILED, HEALTH, HEALTH_ROW, STARTING, Health, HealthWriter, Progress, read_health
+from roskva.feed.interface import FAN_OUTS, Entry, Position
+from roskva.model import object_key
+from roskva.pipeline.health import FAILED, HEALTH, HEALTH_ROW, STARTING, HealthWriter, Progress, Watched, count_round, read_health
 from roskva.table import open_table
 from roskva.table.interface import Cell, Mutation
 from tests.pipeline.standin import name_in_partition, publish, settings_for, wait_until
@@ -47,12 +49,40 @@ def test_lag_is_what_is_newer_than_the_last_batch_of_this_incarnation() -> None:
     assert progress.lag({("updates", 0): Position(2, 0)}, {("updates", 0): Position(2, 4)}) == {"updates/0": 4}
 
 
-def test_a_pipeline_with_work_that_finishes_no_batch_is_stalled() -> None:
-    health = Health(boot="b", pid=1, state="running", started_ms=0, written_ms=100_000, batch_finished_ms=50_000, lag={"updates/0": 1})
-    assert health.stalled(100_000, 30)
-    assert not health.stalled(100_000, 60)
-    assert not msgspec.structs.replace(health, lag={"updates/0": 0}).stalled(100_000, 30), "idle is not stalled"
-    assert msgspec.structs.replace(health, lag={}).stalled(140_000, 30), "nothing was heard of it for 40 s"
+def test_lag_counts_from_where_the_query_will_begin() -> None:
+    """The feed may not have heard of the last batches before a restart; the checkpoint has, and Spark goes on from there."""
+    progress = Progress({("updates", 0): Position(1, 15)})
+    assert progress.lag({("updates", 0): Position(1, 2)}, {("updates", 0): Position(1, 15)}) == {"updates/0": 0}
+
+
+class Query:
+    """As much of Spark's query as the health asks for."""
+
+    def __init__(self, *reports: dict[str, Any]) -> None:
+        self.recentProgress = [SimpleNamespace(json=msgspec.json.encode(one), batchId=one["batchId"]) for one in reports]
+
+    @property
+    def lastProgress(self) -> Any:
+        return self.recentProgress[-1] if self.recentProgress else None
+
+
+def test_every_query_tells_its_steps_and_its_lag(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    table, feed = open_table(settings), open_feed(settings)
+    key = object_key("demo", 0, b"x")
+    feed.append(FAN_OUTS, [Entry(key, b""), Entry(key, b"")])
+    count_round(table)
+    count_round(table)
+    main: Any = Query(report(4, rows=5))
+    beside: Any = Query()
+    writer = HealthWriter(table, feed)
+    writer.watch([Watched(main, Progress()), Watched(beside, Progress())])
+    wait_until(lambda: (found := read_health(table)) is not None and found.batch == 4, 5)
+    writer.finish("stopped")
+    health = read_health(table)
+    assert health is not None
+    assert health.steps == {"matching": 1, "fan-out": 2}
+    assert (health.records, health.counts, health.lag_total) == (5, {"dead_letters": 0, "updates": 5}, 2)
 
 
 def test_the_health_is_in_the_table_and_outranks_a_predecessor_s(tmp_path: Path) -> None:

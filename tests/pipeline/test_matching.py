@@ -30,7 +30,8 @@ from roskva.model import (
 )
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.events import COLUMNS, DeadLetter, decode_dead_letter
-from roskva.pipeline.matching import COUNTS, Counts, MatchTask, Task
+from roskva.pipeline.matching import MatchTask, Task
+from roskva.pipeline.telling import COUNTS, Counts
 from roskva.registrar.events import decode_registration, encode_registration
 from roskva.table import open_manifest, open_table
 from tests.pipeline.standin import RegistrarStandIn, name_in_partition, settings_for

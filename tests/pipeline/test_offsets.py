@@ -8,8 +8,8 @@ import pytest
 
 from roskva.errors import PartitionUnavailable
 from roskva.feed import open_feed
-from roskva.feed.interface import Feed, Position
-from roskva.pipeline.offsets import Place, Range, advance, from_json, plan, share_out, to_json
+from roskva.feed.interface import Entry, Feed, Position
+from roskva.pipeline.offsets import FAN_OUT, MATCHING, Place, Range, advance, from_json, plan, share_out, to_json
 from roskva.pipeline.source import FeedReader, FeedSource, TaskRanges, options
 from tests.pipeline.standin import name_in_partition, publish, register, settings_for
 
@@ -91,7 +91,7 @@ def test_all_topics_of_a_partition_go_to_one_task_and_tasks_are_balanced() -> No
 
 @pytest.fixture
 def reader(tmp_path: Path) -> FeedReader:
-    source = FeedSource(options(settings_for(tmp_path, records_per_batch_max=3, pipeline_cores=2)))
+    source = FeedSource(options(settings_for(tmp_path, records_per_batch_max=3, pipeline_cores=2), MATCHING))
     return source.streamReader(None)  # type: ignore[arg-type]
 
 
@@ -173,3 +173,16 @@ def test_a_task_is_pickled_without_connections(reader: FeedReader) -> None:
     again = pickle.loads(pickle.dumps(reader))
     assert again._planning is None
     assert pickle.loads(pickle.dumps(TaskRanges([Range("updates", 0, 1, 0, 1)]))).ranges == [("updates", 0, 1, 0, 1)]
+
+
+def test_the_fan_out_s_source_reads_its_topic_alone_in_one_task(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, pipeline_cores=2)
+    reader = FeedSource(options(settings, FAN_OUT)).streamReader(None)  # type: ignore[arg-type]
+    start = reader.initialOffset()
+    keys = [publish(settings, name_in_partition(partition), 1) for partition in range(4)]
+    open_feed(settings).append("fan-outs", [Entry(key, b"") for key in keys for _ in range(200)])
+    end = reader.latestOffset(start, None)  # type: ignore[arg-type]
+    assert len(reader.partitions(start, end)) == 1
+    assert {(topic, partition) for topic, partition, _ in read_all(reader, start, end)} == {("fan-outs", p) for p in range(4)}
+    reader.commit(end)
+    assert open_feed(settings).committed("pipeline", "fan-outs") == open_feed(settings).newest("fan-outs")

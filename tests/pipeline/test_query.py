@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,16 +14,17 @@ import pytest
 from roskva.config import Settings
 from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES, Entry
-from roskva.model import OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, ClientId, object_key
+from roskva.model import OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, ClientId, Propagation, object_key, partition_of
 from roskva.pipeline import checkpoint
 from roskva.pipeline.events import DeadLetter, decode_dead_letter
+from roskva.pipeline.offsets import FAN_OUT, MATCHING
 from roskva.pipeline.query import start
 from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells
 from roskva.registrar.row import ClientRow
 from roskva.table import open_table
 from roskva.table.interface import Mutation
 from roskva.table.marks import MarkReader
-from tests.pipeline.standin import RegistrarStandIn, publish, register, settings_for, wait_until
+from tests.pipeline.standin import RegistrarStandIn, name_in_partition, publish, register, settings_for, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +114,7 @@ def test_a_restart_goes_on_from_the_checkpoint_and_a_deleted_commit_repeats_its_
     settings = settings_for(tmp_path)
     registrar = registrar_of(settings)
     key = register(settings, "c", "x", 1 << 32 | 1)
-    folder = checkpoint.prepare(settings.data)
+    folder = checkpoint.prepare(settings.data, MATCHING.name)
     running = start(spark, settings, folder)
     wait_until(lambda: registrar.versions(key, "c") == [0], 60, "the registration")
     time.sleep(1.2)  # a batch that follows the last logged one within a second is not logged: it would be repeated, rightly
@@ -126,7 +128,7 @@ def test_a_restart_goes_on_from_the_checkpoint_and_a_deleted_commit_repeats_its_
     running = start(spark, settings)
     wait_until(lambda: 2 in registrar.versions(key), what="what came while it was down")
     assert registrar.versions(key) == [2], "and nothing that was done before"
-    mine = checkpoint.numbered(checkpoint.base_folder(settings.data))[-1]
+    mine = checkpoint.numbered(checkpoint.base_folder(settings.data, MATCHING.name))[-1]
     assert mine.name == "2"
     wait_until(lambda: newest(mine, "commits") == newest(mine, "offsets") >= 2, 10, "the asynchronous commit")
     running.stop()
@@ -140,7 +142,7 @@ def test_a_restart_goes_on_from_the_checkpoint_and_a_deleted_commit_repeats_its_
     assert registrar.versions(key) == [2]
 
     registrar.told.clear()
-    shutil.rmtree(checkpoint.base_folder(settings.data))
+    shutil.rmtree(checkpoint.base_folder(settings.data, MATCHING.name))
     running = start(spark, settings)
     wait_until(lambda: len(registrar.told) >= 2, what="everything, from the oldest record")
     running.stop()
@@ -159,6 +161,43 @@ def registrar_of() -> Iterator[Callable[[Settings], RegistrarStandIn]]:
     yield begin
     for registrar in started:
         registrar.die()
+
+
+def test_nobody_waits_for_an_object_with_many_registrations(
+    spark: SparkSession, tmp_path: Path, registrar_of: Callable[[Settings], RegistrarStandIn]
+) -> None:
+    settings = settings_for(tmp_path, fan_out_above=20, propagation_timeout_s=60.0)
+    registrar = registrar_of(settings)
+    name, beside = "large", name_in_partition(partition_of(object_key("demo", 0, b"large"), settings.partitions))
+    large = object_key("demo", 0, name.encode())
+    clients = [f"c{number}" for number in range(50)]
+    for client in clients:
+        register(settings, client, name, 1 << 32 | 1)
+    small = register(settings, "c", beside, 1 << 32 | 1)
+    matching, fan_out = start(spark, settings), start(spark, settings, stream=FAN_OUT)
+    wait_until(lambda: len(registrar.told) == len(clients) + 1, 60, "the registrations")
+
+    registrar.told.clear()
+    go_on = threading.Event()
+
+    def answer_later(told: Propagation) -> int:
+        if told.object == large:
+            go_on.wait(60)
+        return SETTLED
+
+    registrar.judge = answer_later
+    publish(settings, name, 7)
+    wait_until(lambda: len(registrar.versions(large)) == len(clients), what="the fan-out")
+    for version in (1, 2, 3):
+        publish(settings, beside, version)
+        wait_until(lambda: version in registrar.versions(small), 20, "an update beside it, in the same partition")  # noqa: B023
+    publish(settings, name, 8)
+    assert 8 not in registrar.versions(large), "the walk with 7 is not over"
+    go_on.set()
+    wait_until(lambda: registrar.versions(large).count(8) == len(clients), what="the next walk")
+    matching.stop()
+    fan_out.stop()
+    assert sorted(registrar.versions(large)) == [7] * len(clients) + [8] * len(clients)
 
 
 def newest(folder: Path, log: str) -> int:

@@ -31,8 +31,8 @@ def fresh_row(table: str = "registrar", partition: int = 0) -> RowKey:
     return RowKey(table, partition, b"row-%06d" % next(_fresh))
 
 
-def names_of(engine: Table, row: RowKey, prefix: bytes = b"", limit: int | None = None) -> list[bytes]:
-    return list(engine.read([row], prefix, limit)[row])
+def names_of(engine: Table, row: RowKey, prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> list[bytes]:
+    return list(engine.read([row], prefix, limit, after)[row])
 
 
 class TableContract:
@@ -99,6 +99,35 @@ class TableContract:
         assert names_of(engine, row, b"log:", 2) == [b"log:", b"log:1"]
         assert names_of(engine, row, b"", 3) == [b"a", b"log:", b"log:1"]
         assert names_of(engine, row, b"none") == []
+
+    def test_a_large_row_is_read_page_by_page(self, engine: Table) -> None:
+        row, other = fresh_row(), fresh_row()
+        names = [b"reg:%03d" % number for number in range(25)]
+        engine.write([Mutation(key, [Cell(name, 1, b"v") for name in [b"a", *names, b"version"]]) for key in (row, other)])
+        engine.write([Mutation(row, [Cell(b"reg:010", 2, None)])])
+        live = [name for name in names if name != b"reg:010"]
+        pages, after = [], b""
+        while page := list(engine.read([row], b"reg:", 10, after)[row]):
+            pages.append(page)
+            after = page[-1]
+        assert pages == [live[:10], live[10:20], live[20:]]
+        assert names_of(engine, row, after=b"reg:0225") == [b"reg:023", b"reg:024", b"version"]
+        assert names_of(engine, row, b"reg:", after=b"a") == live, "what is before the prefix does not count"
+        assert [list(page) for page in engine.read([row, other], b"reg:", 2, b"reg:009").values()] == [
+            [b"reg:011", b"reg:012"],
+            [b"reg:010", b"reg:011"],
+        ]
+
+    def test_a_limit_holds_for_small_and_large_rows_in_one_call(self, engine: Table) -> None:
+        sizes = [1, 5, 3_000, 7, 0, 2_000, 40, 2]
+        rows = [fresh_row() for _ in sizes]
+        for row, size in zip(rows, sizes, strict=True):
+            for start in range(0, size, CELLS_PER_WRITE_MAX):
+                cells = [Cell(b"%05d" % number, 1, b"") for number in range(start, min(size, start + CELLS_PER_WRITE_MAX))]
+                engine.write([Mutation(row, cells)])
+        for limit in (1, 6, 100, 2_500):
+            found = engine.read(rows, limit=limit)
+            assert [list(found[row]) for row in rows] == [[b"%05d" % number for number in range(min(size, limit))] for size in sizes]
 
     @pytest.mark.parametrize("count", [1, 3, 4, 31, 33, 300, 1_500])
     def test_many_rows_in_one_call(self, engine: Table, count: int) -> None:

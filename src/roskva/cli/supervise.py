@@ -48,34 +48,31 @@ class Restarts:
 class Progress:
     """Judges one start of the pipeline by what the gateway reports about it (the field `pipeline` of /v1/status).
 
-    It has stalled when there was work all the while and no batch was finished. A moment without a report is no evidence. Nor, until
-    the first batch of this start, is a lag that does not grow: the feed hears of a batch only when the next one begins, so after a
-    restart what it counts as unread may be done already, and nothing is to be expected.
+    It has stalled when one of its queries had work all the while and did none of it. A moment without a report is no evidence.
     """
 
     def __init__(self, now: float, stall_s: float, pid: int, start_s: float = PIPELINE_START_S) -> None:
         self.running = False
         self._pid = pid
         self._stall_s, self._start_s = stall_s, start_s
-        self._started = self._moved = now
-        self._batch: int | None = None
-        self._lag_least: int | None = None
+        self._started = now
+        self._moved: dict[str, float] = {}  # by query
+        self._steps: dict[str, int] = {}
 
     def observe(self, now: float, report: PipelineReport | None) -> str | None:
         """Take a report (None: there is none); answers why the pipeline must be restarted, or None."""
         if report is None:
-            self._moved = now
+            self._moved = dict.fromkeys(self._moved, now)
             return None
         of_this_start = report.pid in (None, self._pid)  # else it is the last word of a predecessor
         self.running = self.running or (of_this_start and report.alive)
         if not self.running:
             return f"did not start within {self._start_s:g} s" if now - self._started > self._start_s else None
-        self._lag_least = report.lag_total if self._lag_least is None else min(self._lag_least, report.lag_total)
-        has_work = report.lag_total > (self._lag_least if report.batch is None else 0)
-        if report.batch != self._batch or not has_work:
-            self._batch, self._moved = report.batch, now
-        if now - self._moved > self._stall_s:
-            return f"has work and finished no batch for {self._stall_s:g} s"
+        for name, query in report.queries.items():
+            if query.lag == 0 or query.steps != self._steps.get(name):
+                self._steps[name], self._moved[name] = query.steps, now
+            if now - self._moved[name] > self._stall_s:
+                return f"has work for its query {name} and did none of it for {self._stall_s:g} s"
         return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, TOPICS, UPDATES, Entry, Feed, Position, Record
+from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, REGISTRATIONS, TOPICS, UPDATES, Entry, Feed, Position, Record
 
 if TYPE_CHECKING:
     from roskva.feed.lanes import FeedLanes
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEAD_LETTERS",
+    "FAN_OUTS",
     "REGISTRATIONS",
     "TOPICS",
     "UPDATES",

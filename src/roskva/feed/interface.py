@@ -11,8 +11,9 @@ from typing import Final, NamedTuple, Protocol
 
 UPDATES: Final = "updates"
 REGISTRATIONS: Final = "registrations"
+FAN_OUTS: Final = "fan-outs"  # updates of objects with many registrations, on their way to a query of their own
 DEAD_LETTERS: Final = "dead-letters"
-TOPICS: Final = (UPDATES, REGISTRATIONS, DEAD_LETTERS)
+TOPICS: Final = (UPDATES, REGISTRATIONS, FAN_OUTS, DEAD_LETTERS)
 
 
 class Entry(NamedTuple):

@@ -113,7 +113,7 @@ class SqliteFeed:
 
     def wait(self, topics: Sequence[str], seen: Mapping[tuple[str, int], Position], timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s
-        with self._wakers.waiter() as waiter:
+        with self._wakers.waiter(topics) as waiter:
             while True:
                 waiter.forget()  # before the look: what comes after it is new
                 if self._is_past(topics, seen):
@@ -212,7 +212,7 @@ class SqliteFeed:
             if not self._drop(topic, partition, self._consumed(topic, partition), lambda bytes_left, _: bytes_left > target):
                 raise
             first = append()
-        self._wakers.wake()
+        self._wakers.wake(topic)
         return first
 
     def _consumed(self, topic: str, partition: int) -> int:

@@ -1,19 +1,20 @@
 """Waking who waits for the feed, in other processes too: a blocked wait instead of a poll.
 
-A waiter binds a Unix datagram socket in one directory; whoever appends sends a byte to every socket there. Wake-ups are hints:
-a lost one costs the waiter one second, as it then looks by itself. Addresses of Unix sockets are limited to 108 bytes and
-data directories may lie deeper: both sides go through /proc/self/fd/N/name. Must not import asyncio or Spark.
+A waiter binds a Unix datagram socket in one directory, named after the topics that it waits for; whoever appends to one of them sends
+a byte to it. Wake-ups are hints: a lost one costs the waiter one second, as it then looks by itself. Addresses of Unix sockets are
+limited to 108 bytes and data directories may lie deeper: both sides go through /proc/self/fd/N/name. Must not import asyncio or Spark.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from pathlib import Path
 class Waiter:
     """One bound socket. Bound when it is first needed, since whoever holds a feed may be pickled or forked before."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, topics: Sequence[str]) -> None:
         self.pid = os.getpid()
-        self._name = f"{self.pid}-{secrets.token_hex(6)}"
+        self._name = "+".join([*topics, secrets.token_hex(6)])
         self._path = directory / self._name
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         directory.mkdir(parents=True, exist_ok=True)
@@ -55,10 +56,10 @@ class Waiter:
 
 
 class Wakers:
-    """The sockets in one directory: to wait on one, and to wake all."""
+    """The sockets in one directory: to wait on one, and to wake those that wait for a topic."""
 
     _pid: int
-    _idle: list[Waiter]
+    _idle: dict[tuple[str, ...], list[Waiter]]
     _lock: threading.Lock
     _sender: socket.socket | None
     _descriptor: int
@@ -68,42 +69,43 @@ class Wakers:
         self._reset()
 
     @contextmanager
-    def waiter(self) -> Iterator[Waiter]:
-        """A bound waiter of this process, kept for the next wait."""
+    def waiter(self, topics: Sequence[str]) -> Iterator[Waiter]:
+        """A bound waiter of this process, kept for the next wait for these topics."""
         if self._pid != os.getpid():
             self._reset()
+        idle = self._idle.setdefault(tuple(topics), [])
         try:
-            waiter = self._idle.pop()
+            waiter = idle.pop()
             if not waiter.bound:
                 waiter.close()
-                waiter = Waiter(self._directory)
+                waiter = Waiter(self._directory, topics)
         except IndexError:
-            waiter = Waiter(self._directory)
+            waiter = Waiter(self._directory, topics)
         try:
             yield waiter
         finally:
-            self._idle.append(waiter)
+            idle.append(waiter)
 
-    def wake(self) -> None:
-        """Send a byte to everyone who waits. Never blocks, never raises."""
+    def wake(self, topic: str) -> None:
+        """Send a byte to everyone who waits for the topic. Never blocks, never raises."""
         if self._pid != os.getpid():
             self._reset()
         with suppress(OSError):
-            names = os.listdir(self._directory)
+            names = [name for name in os.listdir(self._directory) if topic in name.split("+")]
             if names:
                 with self._lock:
                     self._send(names)
 
     def close(self) -> None:
-        idle, self._idle = self._idle, []
-        for waiter in idle:
+        idle, self._idle = self._idle, {}
+        for waiter in itertools.chain.from_iterable(idle.values()):
             waiter.close()
         with self._lock:
             self._close_sender()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._idle = []
+        self._idle = {}
         self._lock = threading.Lock()
         self._sender = None
         self._descriptor = -1

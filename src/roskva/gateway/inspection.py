@@ -16,7 +16,7 @@ import msgspec
 
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, RoskvaError, UnknownApplication, UnknownObject
-from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, TOPICS, UPDATES, Feed, Position, Record
+from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, REGISTRATIONS, TOPICS, UPDATES, Feed, Position, Record
 from roskva.gateway.members import Membership
 from roskva.matcher.cells import object_row, read_version
 from roskva.model import name_from_text, name_to_text, object_key, partition_of
@@ -174,7 +174,7 @@ def _write_cursor(reached: Mapping[int, Position]) -> str:
 def _read_health(table: Table, feed: Feed) -> dict[str, Any]:
     """What the pipeline last said, in the form of /v1/status. Its room is imported only here, and brings no Spark along."""
     from roskva.pipeline.health import RUNNING, read_health
-    from roskva.pipeline.offsets import SUBSCRIPTION
+    from roskva.pipeline.offsets import STREAMS, SUBSCRIPTION
 
     health = read_health(table)
     if health is None:
@@ -194,6 +194,13 @@ def _read_health(table: Table, feed: Feed) -> dict[str, Any]:
         "lag": lag if alive else _lag(feed, SUBSCRIPTION),  # its own word is exact, but old when it is gone
         "boot": health.boot,
         "pid": health.pid,
+        "queries": {
+            stream.name: {
+                "steps": health.steps.get(stream.name, 0),
+                "lag": sum(sum(lag.get(topic, {}).values()) for topic in stream.topics),
+            }
+            for stream in STREAMS
+        },
         "records": health.records,
         "durations_ms": health.durations_ms,
         "counts": health.counts,
@@ -204,7 +211,7 @@ def _read_health(table: Table, feed: Feed) -> dict[str, Any]:
 def _lag(feed: Feed, subscription: str) -> dict[str, dict[str, int]]:
     """How far the newest records are ahead of what the pipeline committed."""
     lag: dict[str, dict[str, int]] = {}
-    for topic in (UPDATES, REGISTRATIONS):
+    for topic in (UPDATES, REGISTRATIONS, FAN_OUTS):
         done = {**feed.oldest(topic), **feed.committed(subscription, topic)}
         lag[topic] = {str(partition): max(0, end.offset - done[partition].offset) for partition, end in feed.newest(topic).items()}
     return lag

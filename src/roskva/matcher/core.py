@@ -113,6 +113,30 @@ def accept(batch: Batch, partitions: int, incarnation_of: Callable[[ObjectKey], 
     )
 
 
+def hand_over(batch: Batch, rows: Mapping[RowKey, Row], partitions: int, above: int) -> tuple[Batch, list[Update]]:
+    """Take out the changes of objects with more than `above` registrations: they are fanned out apart, so that nobody waits for them.
+
+    `rows` were read after the writes of `accept` returned, `cells_to_read(above)` cells of each. Answers what stays, and what must be
+    durable in the feed "fan-outs" before the batch is done. Whoever takes it from there reads the row once more: later, so a
+    registration that was written meanwhile is either seen then or has read the version itself.
+    """
+    large = {key for key in batch.changes if len(rows[object_row(key, partitions)]) >= cells_to_read(above)}
+    if not large:
+        return batch, []
+    updates = [
+        Update(key, change.version, change.source if change.sole_source else _NOBODY, again=not change.sole_source)
+        for key, change in batch.changes.items()
+        if key in large
+    ]
+    staying = {key: change for key, change in batch.changes.items() if key not in large}
+    return Batch(staying, batch.registrations), updates
+
+
+def cells_to_read(above: int) -> int:
+    """So many cells of a row tell whether it has more than `above` registrations, gone ones included: one of them is the version."""
+    return above + 2
+
+
 def match(
     batch: Batch,
     rows: Mapping[RowKey, Row],
@@ -126,14 +150,15 @@ def match(
     """
     propagations: list[Propagation] = []
     for key, change in batch.changes.items():
-        propagations += _tell_registered(key, change, rows[object_row(key, partitions)])
+        propagations += tell_registered(key, change, rows[object_row(key, partitions)])
     for registration in batch.registrations.values():
         row = rows[object_row(registration.object, partitions)]
         propagations.append(_answer_registration(registration, row, known_incarnation(registration.object)))
     return propagations
 
 
-def _tell_registered(key: ObjectKey, change: Change, row: Row) -> Iterable[Propagation]:
+def tell_registered(key: ObjectKey, change: Change, row: Row) -> Iterable[Propagation]:
+    """Whom to tell of a change, of those in the row; a page of it is enough, if the version is with it."""
     known = read_version(row)
     version = change.version
     source = change.source if change.sole_source else _NOBODY

@@ -1,9 +1,10 @@
 """Checkpoints: where the query stands in the feed. A driver never writes into a predecessor's.
 
 A driver that was killed may leave its JVM running for a moment, and that one could write the commit of a batch which its successor is
-still processing; if the successor then died, the batch would count as done. So every driver copies the newest checkpoint into a
-folder of its own, DATA/checkpoints/{number}, before it starts. Checkpoints are not fsynced: after a power loss files may be empty. What
-cannot be read is left out: the query then goes back to what can, at worst to the oldest record, and repeats. Imports no Spark.
+still processing; if the successor then died, the batch would count as done. So every driver copies the newest checkpoint of each query
+into a folder of its own, DATA/checkpoints/{query}/{number}, before it starts. Checkpoints are not fsynced: after a power loss files may
+be empty. What cannot be read is left out: the query then goes back to what can, at worst to the oldest record, and repeats.
+Imports no Spark.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from roskva.feed.interface import Position
+from roskva.pipeline.offsets import Place, from_json
+
 log = logging.getLogger(__name__)
 
 KEPT: Final = 3
@@ -22,8 +26,8 @@ _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
 
 
-def base_folder(data: Path) -> Path:
-    return data.resolve() / "checkpoints"
+def base_folder(data: Path, query: str) -> Path:
+    return data.resolve() / "checkpoints" / query
 
 
 def numbered(base: Path) -> list[Path]:
@@ -33,24 +37,36 @@ def numbered(base: Path) -> list[Path]:
     return sorted((folder for folder in base.iterdir() if folder.name.isdigit() and folder.is_dir()), key=lambda f: int(f.name))
 
 
-def prepare(data: Path) -> Path:
+def prepare(data: Path, query: str) -> Path:
     """A folder of this driver's own, with a copy of the newest checkpoint; only the newest few are kept."""
-    base = base_folder(data)
+    base = base_folder(data, query)
     found = numbered(base)
     mine = _next_folder(base, found)
     if found:
         copy_readable(found[-1], mine)
     if not any((mine / _OFFSETS).glob("*")):
-        log.warning("there is no checkpoint to go on from: the query begins with the oldest record")
+        log.warning("there is no checkpoint of the query %s to go on from: it begins with the oldest record", query)
     for old in found[: -KEPT + 1]:
         shutil.rmtree(old, ignore_errors=True)
     return mine
 
 
-def prepare_empty(data: Path) -> Path:
+def prepare_empty(data: Path, query: str) -> Path:
     """After Spark could not use a checkpoint: one without a past. The query begins with the oldest record."""
-    base = base_folder(data)
+    base = base_folder(data, query)
     return _next_folder(base, numbered(base))
+
+
+def processed(folder: Path) -> dict[Place, Position]:
+    """Where a query that starts from this checkpoint goes on: the end of the newest batch that counts as done. Empty: at the oldest."""
+    commits = sorted((int(path.name) for path in (folder / _COMMITS).glob("[0-9]*") if path.name.isdigit()), reverse=True)
+    for number in commits:
+        try:
+            lines = (folder / _OFFSETS / str(number)).read_text().splitlines()
+            return from_json(json.loads(lines[2]))
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            continue
+    return {}
 
 
 def _next_folder(base: Path, found: list[Path]) -> Path:

@@ -1,6 +1,6 @@
-"""The query's health, for everyone to see: a JSON document in the table, written by a thread of the driver.
+"""The pipeline's health, for everyone to see: a JSON document in the table, written by a thread of the driver.
 
-Once a second it asks Spark what the query did since, and the feed how far it is behind; it writes when something changed, and every
+Once a second it asks Spark what the queries did since, and the feed how far they are behind; it writes when something changed, and every
 five seconds anyway. It asks Spark instead of being told by a listener: that runs on the scheduler's thread and crosses to Python in
 every batch. What tasks counted arrives as the query's observed metrics. Imports no Spark.
 """
@@ -14,12 +14,12 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from roskva.pipeline.offsets import SUBSCRIPTION, TOPICS_READ, Positions, from_json
+from roskva.pipeline.offsets import FAN_OUT, STREAMS, SUBSCRIPTION, Positions, from_json
 from roskva.table.interface import Cell, Mutation, RowKey, Table
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 HEALTH_ROW: Final = RowKey("members", 0, b"pipeline")
 HEALTH: Final = b"health"
+ROUNDS: Final = b"rounds"  # its timestamp counts the pages that fan-outs have told, about one a second
 METRICS: Final = "counts"  # the name of the observed metrics
 
 STARTING: Final = "starting"
@@ -51,9 +52,10 @@ class Health(msgspec.Struct, frozen=True):
     state: str  # starting, running, failed or stopped
     started_ms: int
     written_ms: int
-    batch: int = -1  # the last one that was finished; -1: none since this start
+    batch: int = -1  # of the matching query, the last one that was finished; -1: none since this start
     batch_finished_ms: int = 0
     durations_ms: dict[str, float] = {}  # of the last 50 batches, the median of each of Spark's phases
+    steps: dict[str, int] = {}  # by query: moves whenever it did something, a batch or a page of a fan-out
     records: int = 0  # processed since this start, repeats included
     lag: dict[str, int] = {}  # records not yet processed, by topic/partition
     counts: dict[str, int] = {}  # what tasks did since this start: dead_letters, blind_writes, retries, ...
@@ -62,12 +64,6 @@ class Health(msgspec.Struct, frozen=True):
     @property
     def lag_total(self) -> int:
         return sum(self.lag.values())
-
-    def stalled(self, now_ms: int, stall_s: float) -> bool:
-        """It has work and finished no batch for so long, or says nothing any more: whoever supervises it restarts it."""
-        since_ms = max(self.batch_finished_ms, self.started_ms)
-        silent = now_ms - self.written_ms > 1000 * stall_s
-        return silent or (self.lag_total > 0 and now_ms - since_ms > 1000 * stall_s)
 
 
 def read_health(table: Table) -> Health | None:
@@ -81,11 +77,22 @@ def read_health(table: Table) -> Health | None:
         return None  # of another version of the service
 
 
+def count_round(table: Table) -> None:
+    """Say from a task that a long fan-out moves. Lost counts do no harm: it is asked only whether it moved."""
+    table.write([Mutation(HEALTH_ROW, [Cell(ROUNDS, _rounds(table) + 1, b"")])])
+
+
+def _rounds(table: Table) -> int:
+    cell = table.read([HEALTH_ROW], prefix=ROUNDS)[HEALTH_ROW].get(ROUNDS)
+    return 0 if cell is None else cell.timestamp
+
+
 class Progress:
-    """What the query did since this start, gathered from Spark's progress reports. Pure, so that it can be tested without Spark."""
+    """What a query did since this start, gathered from Spark's progress reports. Pure, so that it can be tested without Spark."""
 
     def __init__(self, processed: Positions | None = None) -> None:
         self.batch = -1
+        self.batches = 0
         self.finished_ms = 0
         self.records = 0
         self.counts: dict[str, int] = {}
@@ -97,6 +104,7 @@ class Progress:
         if report["batchId"] <= self.batch or "addBatch" not in report["durationMs"]:
             return False
         self.batch = report["batchId"]
+        self.batches += 1
         self.finished_ms = now_ms
         self.records += report["numInputRows"]
         self._durations.append(report["durationMs"])
@@ -119,17 +127,22 @@ class Progress:
         return behind
 
 
+class Watched(NamedTuple):
+    """A query, and what is known of its progress."""
+
+    query: StreamingQuery
+    progress: Progress
+
+
 class HealthWriter:
-    """Watches a query and writes its health. `finish` says the last word."""
+    """Watches the queries and writes their health. `finish` says the last word."""
 
     def __init__(self, table: Table, feed: Feed, boot: str | None = None) -> None:
         self._table = table
         self._feed = feed
         self._boot = boot or secrets.token_hex(8)
         self._started_ms = _now_ms()
-        self._query: StreamingQuery | None = None
-        # Until the first batch is done, what the feed knows of the predecessor is the best guess of where this query stands.
-        self._progress = Progress({(t, p): at for t in TOPICS_READ for p, at in feed.committed(SUBSCRIPTION, t).items()})
+        self._watched: Sequence[Watched] = ()
         self._counter = 0
         self._written: Health | None = None
         self._written_s = 0.0
@@ -138,11 +151,13 @@ class HealthWriter:
         self._thread.start()
 
     @property
-    def batch(self) -> int:
-        return self._progress.batch
+    def batches(self) -> int:
+        """How many were finished since this start."""
+        return sum(watched.progress.batches for watched in self._watched)
 
-    def watch(self, query: StreamingQuery) -> None:
-        self._query = query
+    def watch(self, watched: Sequence[Watched]) -> None:
+        """From now on, tell of these: the matching query first."""
+        self._watched = tuple(watched)
 
     def finish(self, state: str, error: str = "") -> None:
         self._ended.set()
@@ -152,10 +167,9 @@ class HealthWriter:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                query = self._query
-                if query is not None:
-                    self._take_reports(query)
-                health = self._look(STARTING if query is None else RUNNING)
+                for query, progress in self._watched:
+                    _take_reports(query, progress)
+                health = self._look(RUNNING if self._watched else STARTING)
                 old = self._written
                 changed = old is None or msgspec.structs.replace(health, written_ms=old.written_ms) != old
                 if changed or time.monotonic() - self._written_s >= _WRITE_EVERY_S:
@@ -164,32 +178,44 @@ class HealthWriter:
                 log.warning("the pipeline's health cannot be told now: %s", error)
             self._ended.wait(_LOOK_EVERY_S)
 
-    def _take_reports(self, query: StreamingQuery) -> None:
-        last = query.lastProgress
-        if last is None or last.batchId <= self._progress.batch:
-            return
-        now_ms = _now_ms()
-        for report in query.recentProgress:
-            self._progress.take(msgspec.json.decode(report.json), now_ms)
-
     def _look(self, state: str, error: str = "") -> Health:
-        progress = self._progress
-        newest = {(topic, p): at for topic in TOPICS_READ for p, at in self._feed.newest(topic).items()}
-        oldest = {(topic, p): at for topic in TOPICS_READ for p, at in self._feed.oldest(topic).items()}
+        of_queries = [progress for _, progress in self._watched]
+        main = of_queries[0] if of_queries else Progress()
         return Health(
             boot=self._boot,
             pid=os.getpid(),
             state=state,
             started_ms=self._started_ms,
             written_ms=_now_ms(),
-            batch=progress.batch,
-            batch_finished_ms=progress.finished_ms,
-            durations_ms=progress.durations_ms(),
-            records=progress.records,
-            lag=progress.lag(oldest, newest),
-            counts=dict(progress.counts),
+            batch=main.batch,
+            batch_finished_ms=main.finished_ms,
+            durations_ms=main.durations_ms(),
+            steps=self._steps(of_queries),
+            records=sum(progress.records for progress in of_queries),
+            lag=self._lag(of_queries),
+            counts={
+                name: sum(p.counts.get(name, 0) for p in of_queries) for name in sorted({name for p in of_queries for name in p.counts})
+            },
             error=error,
         )
+
+    def _steps(self, of_queries: Sequence[Progress]) -> dict[str, int]:
+        steps = {stream.name: progress.batches for stream, progress in zip(STREAMS, of_queries, strict=False)}
+        if FAN_OUT.name in steps:
+            steps[FAN_OUT.name] += _rounds(self._table)
+        return steps
+
+    def _lag(self, of_queries: Sequence[Progress]) -> dict[str, int]:
+        behind: dict[str, int] = {}
+        for index, stream in enumerate(STREAMS):
+            newest = {(topic, p): at for topic in stream.topics for p, at in self._feed.newest(topic).items()}
+            oldest = {(topic, p): at for topic in stream.topics for p, at in self._feed.oldest(topic).items()}
+            if of_queries:
+                progress = of_queries[index]
+            else:  # what the feed heard from the predecessor is the best guess of where this one will begin
+                progress = Progress({(t, p): at for t in stream.topics for p, at in self._feed.committed(SUBSCRIPTION, t).items()})
+            behind |= progress.lag(oldest, newest)
+        return behind
 
     def _write(self, health: Health) -> None:
         # Timestamps of cells are counters, not clocks: it begins above what the predecessor wrote, so that a clock set back cannot
@@ -201,6 +227,15 @@ class HealthWriter:
         self._table.write([Mutation(HEALTH_ROW, [Cell(HEALTH, self._counter, msgspec.json.encode(health))])])
         self._written = health
         self._written_s = time.monotonic()
+
+
+def _take_reports(query: StreamingQuery, progress: Progress) -> None:
+    last = query.lastProgress
+    if last is None or last.batchId <= progress.batch:
+        return
+    now_ms = _now_ms()
+    for report in query.recentProgress:
+        progress.take(msgspec.json.decode(report.json), now_ms)
 
 
 def _now_ms() -> int:

@@ -2,51 +2,35 @@
 
 Accept, write, read, match, propagate, in this order (`matcher.core` says why). Side effects live here and not in a sink: Spark commits
 the batch when all tasks are done, so a task returns only when nothing is owed for its records. It never raises for data, a row or a
-Registrar: what is malformed becomes a dead letter, what cannot be written keeps the batch open, the other partitions go on.
+Registrar: what is malformed becomes a dead letter, what cannot be written keeps the batch open, the other partitions go on. Objects with
+many registrations are handed over to `fanout`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from roskva.config import Settings
-from roskva.errors import FeedFull, Unavailable
-from roskva.feed.interface import DEAD_LETTERS, UPDATES, Entry, Feed
-from roskva.matcher.cells import VERSION
-from roskva.matcher.core import Batch, accept, collapse, drop_copies, match
+from roskva.errors import Unavailable
+from roskva.feed.interface import FAN_OUTS, UPDATES, Entry, Feed
+from roskva.matcher.cells import VERSION, object_row
+from roskva.matcher.core import Batch, accept, cells_to_read, collapse, hand_over, match
+from roskva.matcher.events import encode_update
 from roskva.matcher.forms import Malformed
-from roskva.model import ObjectKey, Propagation, partition_of
+from roskva.model import ObjectKey, Propagation, Update, partition_of
 from roskva.pipeline.bridge import form_of
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import COLUMNS, Events, dead_letter, read_events
 from roskva.pipeline.patience import Backoff, persist
+from roskva.pipeline.telling import Counts, Teller
 from roskva.table.interface import Table
 from roskva.table.manifest import COMPLETE, Manifest
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a task did; one row of these leaves it, and the query sums them into its health."""
-
-    updates: int = 0
-    registrations: int = 0
-    dead_letters: int = 0
-    propagations: int = 0
-    blind_writes: int = 0
-    dropped_copies: int = 0
-    retries: int = 0
-
-
-COUNTS: Final = tuple(item.name for item in fields(Counts))
-COUNTS_SCHEMA: Final = ", ".join(f"{name} long" for name in COUNTS)
-_COUNTS_ARROW: Final = pa.schema([(name, pa.int64()) for name in COUNTS])
 
 
 class MatchTask:
@@ -60,9 +44,7 @@ class MatchTask:
         rows = [row for batch in batches for row in _rows(batch)]
         if not rows:
             return
-        counts = persist("opening feed and table", lambda: Task(connections(self._settings))).run(rows)
-        columns = [pa.array([getattr(counts, name)], pa.int64()) for name in COUNTS]
-        yield pa.RecordBatch.from_arrays(columns, schema=_COUNTS_ARROW)
+        yield from persist("opening feed and table", lambda: Task(connections(self._settings))).run(rows).as_arrow()
 
 
 def _rows(batch: pa.RecordBatch) -> Iterable[tuple[Any, ...]]:
@@ -79,9 +61,9 @@ class Task:
         self._feed: Feed = connected.feed
         self._table: Table = connected.table
         self._manifest: Manifest = connected.manifest
-        self._links = connected.links
         self._incarnations: dict[ObjectKey, int] = {}
         self.counts = Counts()
+        self._teller = Teller(connected, self.counts)
 
     def run(self, rows: Iterable[tuple[Any, ...]]) -> Counts:
         forms = {name: form_of(application) for name, application in self._settings.applications.items()}
@@ -89,7 +71,7 @@ class Task:
         events = read_events(rows, forms, epoch_of)
         self.counts.updates = len(events.updates)
         self.counts.registrations = len(events.registrations)
-        self._bury(events.letters)
+        self._teller.bury(events.letters)
         self._incarnations = {update.object: origin.incarnation for update, origin in events.updates}
         self._settle(self._parts(events), events)
         return self.counts
@@ -124,7 +106,7 @@ class Task:
                     reason = error
                 except Exception as error:
                     parts += self._isolate(part, events, error)
-            self._tell(propagations)
+            self._teller.tell(propagations)
             waiting = unavailable
             if waiting:
                 self.counts.retries += 1
@@ -132,13 +114,16 @@ class Task:
 
     def _decide(self, part: Batch) -> list[Propagation]:
         """Write, then read, then match."""
-        partitions = self._settings.partitions
+        partitions, above = self._settings.partitions, self._settings.fan_out_above
         accepted = accept(part, partitions, self._incarnations.__getitem__)
         known = _remembered(self._known_incarnation)
         try:
             self._table.write(accepted.writes)
-            rows = self._table.read(accepted.read_whole)
-            rows |= self._table.read(accepted.read_version, prefix=VERSION)
+            rows = self._table.read(accepted.read_whole, limit=cells_to_read(above))
+            part, large = hand_over(part, rows, partitions, above)
+            self._hand_over(large)
+            read_version = accepted.read_version + [object_row(update.object, partitions) for update in large]
+            rows |= self._table.read(read_version, prefix=VERSION)
             for registration in part.registrations.values():
                 known(registration.object)
         except (ValueError, TypeError):
@@ -148,6 +133,11 @@ class Task:
                 log.exception("unexpected error of the table")
             raise _RowsUnavailable(str(error)) from error
         return match(part, rows, partitions, known)
+
+    def _hand_over(self, updates: list[Update]) -> None:
+        if updates:
+            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update)) for update in updates])
+            self.counts.fan_outs += len(updates)
 
     def _known_incarnation(self, key: ObjectKey) -> int | None:
         """The feed incarnation whose versions count as known; None while anything that could hold one is incomplete."""
@@ -172,38 +162,8 @@ class Task:
         why = Malformed("internal", f"The Matcher failed on this object: {type(error).__name__}: {error}.")
         origins = [origin for update, origin in events.updates if update.object in objects]
         origins += [origin for registration, origin in events.registrations if registration.object in objects]
-        self._bury([dead_letter(origin, why) for origin in origins])
+        self._teller.bury([dead_letter(origin, why) for origin in origins])
         return []
-
-    def _tell(self, propagations: list[Propagation]) -> None:
-        if not propagations:
-            return
-        told = self._links.propagate(propagations)
-        self.counts.propagations += len(propagations)
-        self.counts.blind_writes += told.blind_writes
-        self.counts.retries += told.retries
-        drops = drop_copies(propagations, told.verdicts, self._settings.partitions)
-        if not drops:
-            return
-        try:
-            self._table.write(drops)
-            self.counts.dropped_copies += len(drops)
-        except Unavailable as error:
-            log.warning("copies of dead registrations stay until the object changes again: %s", error)
-
-    def _bury(self, letters: list[Entry]) -> None:
-        if not letters:
-            return
-
-        def append() -> None:
-            try:
-                self._feed.append_once(DEAD_LETTERS, letters)
-            except FeedFull as error:
-                # What is unusable must not hold up what is usable. The log still says what it was.
-                log.error("%s The dead letters: %s", error, [letter.value[:500] for letter in letters[:20]])
-
-        persist("writing dead letters", append)
-        self.counts.dead_letters += len(letters)
 
 
 def _remembered(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from roskva.feed.interface import REGISTRATIONS, UPDATES, Position
+from roskva.feed.interface import FAN_OUTS, REGISTRATIONS, UPDATES, Position
 
 SUBSCRIPTION: Final = "pipeline"
-TOPICS_READ: Final = (UPDATES, REGISTRATIONS)
 # Below this a further task costs more than it brings. At 200 records a second, four runs of each by turns on two cores that others
 # used too: median batches of 85 to 131 ms in one task, 151 to 336 ms in two, and 25 to 44 ms less CPU of the JVM a batch. The limit
 # itself is a guess between that rate and the large batches where two cores pay.
@@ -21,6 +20,18 @@ RECORDS_PER_TASK_MIN: Final = 250
 
 Place = tuple[str, int]  # topic and partition
 Positions = Mapping[Place, Position]
+
+
+class Stream(NamedTuple):
+    """What one query reads."""
+
+    name: str
+    topics: tuple[str, ...]
+
+
+MATCHING: Final = Stream("matching", (UPDATES, REGISTRATIONS))
+FAN_OUT: Final = Stream("fan-out", (FAN_OUTS,))
+STREAMS: Final = (MATCHING, FAN_OUT)
 
 
 class Range(NamedTuple):

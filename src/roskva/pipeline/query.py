@@ -1,4 +1,7 @@
-"""Starts the one streaming query: feed -> Bridge -> Matcher's task -> nothing, and runs it until it is told to stop.
+"""Starts the streaming queries and runs them until they are told to stop.
+
+    matching   updates and registrations of the feed -> Bridge -> Matcher's task -> nothing
+    fan-out    what the Matcher handed over, as it has many registrations -> fan-out's task -> nothing
 
 The only file that starts queries. The sink takes nothing: all effects are made in the tasks, which return when nothing is owed, and
 only then does Spark count the batch as done. Progress is logged asynchronously, at most once a second and never while idle: a restart
@@ -14,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +26,12 @@ from typing import TYPE_CHECKING, Final
 from roskva.config import Settings
 from roskva.pipeline import checkpoint, health, session
 from roskva.pipeline.bridge import bridge
-from roskva.pipeline.matching import COUNTS, COUNTS_SCHEMA, MatchTask
+from roskva.pipeline.events import Origin
+from roskva.pipeline.fanout import FanOutTask
+from roskva.pipeline.matching import MatchTask
+from roskva.pipeline.offsets import FAN_OUT, MATCHING, STREAMS, Stream
 from roskva.pipeline.source import FEED_FIELDS, NAME, FeedSource, options
+from roskva.pipeline.telling import COUNTS, COUNTS_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,22 +44,33 @@ _LOOK_EVERY_S: Final = 0.2
 _LOOK_LATER_S: Final = 1.0  # once it runs; every look is a call into the JVM
 
 
-def transform(rows: DataFrame, settings: Settings) -> DataFrame:
+def match(rows: DataFrame, settings: Settings) -> DataFrame:
     """Rows of the feed -> one row of counts per task, with the Matcher's work done on the way."""
+    return _observed(bridge(rows.drop("key"), settings.applications).mapInArrow(MatchTask(settings), COUNTS_SCHEMA))
+
+
+def fan_out(rows: DataFrame, settings: Settings) -> DataFrame:
+    """Rows of the feed "fan-outs" -> one row of counts per task, with their clients told on the way."""
+    return _observed(rows.select(*Origin._fields).mapInArrow(FanOutTask(settings), COUNTS_SCHEMA))
+
+
+def _observed(counts: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    counts = bridge(rows.drop("key"), settings.applications).mapInArrow(MatchTask(settings), COUNTS_SCHEMA)
     return counts.observe(health.METRICS, *(F.sum(name).alias(name) for name in COUNTS))
 
 
-def start(spark: SparkSession, settings: Settings, folder: Path | None = None) -> StreamingQuery:
-    """Start the query, from the newest checkpoint in a folder of its own if none is given."""
+_TRANSFORMS: Final = {MATCHING: match, FAN_OUT: fan_out}
+
+
+def start(spark: SparkSession, settings: Settings, folder: Path | None = None, stream: Stream = MATCHING) -> StreamingQuery:
+    """Start a query, from the newest checkpoint in a folder of its own if none is given."""
     settings = replace(settings, data=settings.data.resolve())  # workers have a working directory of their own
-    folder = folder or checkpoint.prepare(settings.data)
+    folder = folder or checkpoint.prepare(settings.data, stream.name)
     spark.dataSource.register(FeedSource)
-    rows = spark.readStream.format(NAME).options(**options(settings)).load()
+    rows = spark.readStream.format(NAME).options(**options(settings, stream)).load()
     return (
-        transform(rows, settings)
+        _TRANSFORMS[stream](rows, settings)
         .writeStream.format("noop")
         .option("checkpointLocation", folder.as_uri())
         .option("asyncProgressTrackingEnabled", "true")  # log + commit 20 -> 1 ms a batch
@@ -62,7 +80,7 @@ def start(spark: SparkSession, settings: Settings, folder: Path | None = None) -
 
 
 def warm_up(spark: SparkSession, settings: Settings) -> None:
-    """Run the query's own plan once over no rows: what the first batch would spend on classes, imports and Python workers.
+    """Run the matching query's own plan once over no rows: what the first batch would spend on classes, imports and Python workers.
 
     Without it the first update after a start waits for 6 to 8 s.
     """
@@ -71,7 +89,7 @@ def warm_up(spark: SparkSession, settings: Settings) -> None:
     cores = settings.pipeline_cores
     nothing = spark.range(0, cores, numPartitions=cores).where("id < 0")
     rows = nothing.select(*(F.lit(None).cast(field.type).alias(field.name) for field in FEED_FIELDS))
-    transform(rows, settings).write.format("noop").mode("overwrite").save()
+    match(rows, settings).write.format("noop").mode("overwrite").save()
 
 
 def run(settings: Settings) -> int:
@@ -104,11 +122,11 @@ class _Driver:
             self._spark = session.build(self._settings)
             _say("session started")
             warm_up(self._spark, self._settings)
-            error = self._run_query(self._spark, checkpoint.prepare(self._settings.data))
-            if error and self._health.batch < 0 and not self._stop.is_set():
-                # It never finished a batch. If that was the checkpoint's fault, one without a past helps; if not, it costs repeats.
-                log.warning("the query failed at its start; trying once more from the oldest record: %s", error)
-                error = self._run_query(self._spark, checkpoint.prepare_empty(self._settings.data))
+            error = self._run_queries(self._spark, checkpoint.prepare)
+            if error and not self._health.batches and not self._stop.is_set():
+                # No batch was ever finished. If that was a checkpoint's fault, one without a past helps; if not, it costs repeats.
+                log.warning("a query failed at its start; trying once more from the oldest record: %s", error)
+                error = self._run_queries(self._spark, checkpoint.prepare_empty)
             state = health.FAILED if error else health.STOPPED
         except Exception as caught:
             error = f"{type(caught).__name__}: {caught}"
@@ -119,28 +137,37 @@ class _Driver:
             print(f"pipeline: failed: {error.splitlines()[0]}", file=sys.stderr, flush=True)
         return 1 if error else 0
 
-    def _run_query(self, spark: SparkSession, folder: Path) -> str:
-        """Run one query until it ends or is stopped; answers its error, or nothing."""
+    def _run_queries(self, spark: SparkSession, prepare: Callable[[Path, str], Path]) -> str:
+        """Run the queries until one ends or they are stopped; answers its error, or nothing."""
         assert self._health is not None
+        watched: list[health.Watched] = []
         try:
-            query = start(spark, self._settings, folder)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        self._health.watch(query)
-        _say("query started")
+            for stream in STREAMS:
+                folder = prepare(self._settings.data, stream.name)
+                progress = health.Progress(checkpoint.processed(folder))
+                watched.append(health.Watched(start(spark, self._settings, folder, stream), progress))
+        except Exception as caught:
+            _stop_queries(watched)
+            return f"{type(caught).__name__}: {caught}"
+        self._health.watch(watched)
+        queries = [query for query, _ in watched]
+        main = queries[0]
+        _say("queries started")
         milestones: list[tuple[str, Callable[[], bool]]] = [
-            ("ready", lambda: bool(query.status["isTriggerActive"]) or query.lastProgress is not None),
-            ("first batch done", lambda: query.lastProgress is not None),
+            ("ready", lambda: bool(main.status["isTriggerActive"]) or main.lastProgress is not None),
+            ("first batch done", lambda: main.lastProgress is not None),
         ]
-        while query.isActive and not self._stop.wait(_LOOK_EVERY_S if milestones else _LOOK_LATER_S):
+        while all(query.isActive for query in queries) and not self._stop.wait(_LOOK_EVERY_S if milestones else _LOOK_LATER_S):
             while milestones and milestones[0][1]():
                 _say(milestones.pop(0)[0])
-        if not self._stop.is_set():
-            return str(query.exception() or "the query ended by itself")
-        _say("stopping")
-        with suppress(Exception):  # a task that waits for a table or a Registrar is ended with its worker
-            query.stop()
-        return ""
+        error = ""
+        if self._stop.is_set():
+            _say("stopping")
+        else:
+            stream, ended = next((stream, query) for stream, query in zip(STREAMS, queries, strict=True) if not query.isActive)
+            error = f"{stream.name}: {ended.exception() or 'the query ended by itself'}"
+        _stop_queries(watched)
+        return error
 
     def _end(self, state: str, error: str) -> None:
         if self._health is not None:
@@ -158,6 +185,20 @@ class _Driver:
         if self._spark is not None:
             _kill_jvm(self._spark)
         os._exit(1)
+
+
+def _stop_queries(watched: Sequence[health.Watched]) -> None:
+    """All at once: each waits for its source's wait, or for a task's worker to be ended in the middle of a call."""
+
+    def stop(query: StreamingQuery) -> None:
+        with suppress(Exception):
+            query.stop()
+
+    stoppers = [threading.Thread(target=stop, args=(query,), daemon=True) for query, _ in watched]
+    for stopper in stoppers:
+        stopper.start()
+    for stopper in stoppers:
+        stopper.join(_STOP_S)
 
 
 def end_session(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from roskva.config import Settings
 from roskva.feed.interface import DEAD_LETTERS, Feed, Position
 from roskva.pipeline.connections import connections, settle_memory
-from roskva.pipeline.offsets import SUBSCRIPTION, TOPICS_READ, Place, Range, advance, from_json, plan, share_out, to_json
+from roskva.pipeline.offsets import MATCHING, SUBSCRIPTION, Place, Range, Stream, advance, from_json, plan, share_out, to_json
 from roskva.pipeline.patience import persist
 
 if TYPE_CHECKING:
@@ -57,17 +57,19 @@ _SPARK_TYPES: Final = {pa.string(): "string", pa.int32(): "int", pa.int64(): "lo
 FEED_FIELDS: Final = tuple(FeedField(field.name, _SPARK_TYPES[field.type]) for field in SCHEMA)
 
 
-def options(settings: Settings) -> dict[str, str]:
-    """Options of a data source are text; the settings travel in one of them to the processes that plan and read."""
-    return {"settings": base64.b64encode(pickle.dumps(settings)).decode()}
+def options(settings: Settings, stream: Stream) -> dict[str, str]:
+    """Options of a data source are text; settings and stream travel in one of them to the processes that plan and read."""
+    return {"reads": base64.b64encode(pickle.dumps((settings, stream))).decode()}
 
 
 class FeedSource(DataSource):
-    """`spark.dataSource.register(FeedSource)`, then `spark.readStream.format(NAME).options(**options(settings))`."""
+    """`spark.dataSource.register(FeedSource)`, then `spark.readStream.format(NAME).options(**options(settings, stream))`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.settings: Settings = pickle.loads(base64.b64decode(options["settings"]))
+        self._settings: Settings
+        self._stream: Stream
+        self._settings, self._stream = pickle.loads(base64.b64decode(options["reads"]))
 
     @classmethod
     def name(cls) -> str:
@@ -77,7 +79,7 @@ class FeedSource(DataSource):
         return ", ".join(f"{field.name} {field.type}" for field in FEED_FIELDS)
 
     def streamReader(self, schema: StructType) -> FeedReader:
-        return FeedReader(self.settings)
+        return FeedReader(self._settings, self._stream)
 
 
 class TaskRanges(InputPartition):
@@ -88,21 +90,22 @@ class TaskRanges(InputPartition):
 
 
 class FeedReader(DataSourceStreamReader):
-    """Pickled to workers: holds nothing but settings, and opens the feed where it is used."""
+    """Pickled to workers: holds nothing but what it was told, and opens the feed where it is used."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stream: Stream) -> None:
         self._settings = settings
+        self._stream = stream
         self._planning: _Planning | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_settings": self._settings, "_planning": None}
+        return {"_settings": self._settings, "_stream": self._stream, "_planning": None}
 
     @property
     def _plans(self) -> _Planning:
         if self._planning is None:
             feed = persist("opening the feed", lambda: connections(self._settings).feed)
-            persist("subscribing to the feed", lambda: feed.subscribe(SUBSCRIPTION, TOPICS_READ))
-            self._planning = _Planning(feed, self._settings)
+            persist("subscribing to the feed", lambda: feed.subscribe(SUBSCRIPTION, self._stream.topics))
+            self._planning = _Planning(feed, self._settings, self._stream)
         return self._planning
 
     def initialOffset(self) -> dict[str, Any]:
@@ -146,9 +149,12 @@ def read_range(feed: Feed, wanted: Range) -> pa.RecordBatch:
 class _Planning:
     """The driver's side: what is there, what comes next, what is done."""
 
-    def __init__(self, feed: Feed, settings: Settings) -> None:
+    def __init__(self, feed: Feed, settings: Settings, stream: Stream) -> None:
         self._feed = feed
-        self._settings = settings
+        self._stream = stream
+        self._records_max = settings.records_per_batch_max
+        # A fan-out is long, and one task of it leaves the other cores to those who are not to wait for it.
+        self._tasks_max = settings.pipeline_cores if stream == MATCHING else 1
         self._processed: dict[Place, Position] = {}  # told by Spark, not yet committed to the feed
         self._committed_s = 0.0
         self._trimmed_s = time.monotonic()
@@ -158,28 +164,28 @@ class _Planning:
         return persist("looking into the feed", self._read_positions)
 
     def _read_positions(self) -> tuple[dict[Place, Position], dict[Place, Position]]:
-        newest = {(topic, p): at for topic in TOPICS_READ for p, at in self._feed.newest(topic).items()}
-        oldest = {(topic, p): at for topic in TOPICS_READ for p, at in self._feed.oldest(topic).items()}
+        newest = {(topic, p): at for topic in self._stream.topics for p, at in self._feed.newest(topic).items()}
+        oldest = {(topic, p): at for topic in self._stream.topics for p, at in self._feed.oldest(topic).items()}
         return oldest, newest
 
     def end_after(self, start: dict[Place, Position]) -> dict[Place, Position]:
         """The end of the next batch; waits up to a second for there to be one."""
         oldest, newest = self.positions()
-        end = advance(start, oldest, newest, self._settings.records_per_batch_max)
+        end = advance(start, oldest, newest, self._records_max)
         if end != start:
             return end
         self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
-        if not persist("waiting for the feed", lambda: self._feed.wait(TOPICS_READ, newest, WAIT_S)):
+        if not persist("waiting for the feed", lambda: self._feed.wait(self._stream.topics, newest, WAIT_S)):
             return start
         oldest, newest = self.positions()
-        return advance(start, oldest, newest, self._settings.records_per_batch_max)
+        return advance(start, oldest, newest, self._records_max)
 
     def tasks(self, start: dict[Place, Position], end: dict[Place, Position]) -> list[list[Range]]:
         oldest, newest = self.positions()
         planned = plan(start, end, oldest, newest)
         for loss in planned.losses:
             log.error("the feed lost records that this query was to read: %s", loss)
-        return share_out(planned.ranges, self._settings.pipeline_cores)
+        return share_out(planned.ranges, self._tasks_max)
 
     def processed(self, end: dict[Place, Position]) -> None:
         self._processed.update(end)
@@ -190,13 +196,13 @@ class _Planning:
         if not self._processed or now_s - self._committed_s < every_s:
             return
         try:
-            for topic in TOPICS_READ:
+            for topic in self._stream.topics:
                 of_topic = {p: position for (name, p), position in self._processed.items() if name == topic}
                 if of_topic:
                     self._feed.commit(SUBSCRIPTION, topic, of_topic)
             self._processed.clear()
             self._committed_s = now_s
-            if now_s - self._trimmed_s >= _TRIM_EVERY_S:
+            if self._stream == MATCHING and now_s - self._trimmed_s >= _TRIM_EVERY_S:
                 self._trimmed_s = now_s
                 # Nobody must read the dead letters: they may go by age, and by size when their topic is full.
                 self._feed.commit(SUBSCRIPTION, DEAD_LETTERS, self._feed.newest(DEAD_LETTERS))

@@ -67,10 +67,11 @@ class Table(Protocol):
         """
         ...
 
-    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
+    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
         """The live cells whose names begin with `prefix`, by row, in the order of their names, at most `limit` a row.
 
-        A read that begins after a write of that row returned sees it. Rows are not read at one instant.
+        With `after`, only names greater than it: a large row is read page by page. A read that begins after a write of that row
+        returned sees it. Rows are not read at one instant, and neither are the pages of one.
         """
         ...
 

@@ -37,6 +37,7 @@ _UPSERTS: Final = {n: f"INSERT INTO cells VALUES {', '.join(['(?, ?, ?, ?)'] * n
 _ALL_NAMES: Final = ""
 _NAMES_FROM: Final = " AND name >= ?"
 _NAMES_BETWEEN: Final = " AND name >= ? AND name < ?"
+_LIMITED_TOGETHER_CELLS: Final = 4_096  # a limited read of many rows reads so many cells at once before it asks row by row
 _READS: Final = {
     (n, names): "SELECT row, name, timestamp, value FROM cells"
     f" WHERE row IN ({', '.join('?' * n)}){names} AND value IS NOT NULL ORDER BY row, name"
@@ -69,8 +70,9 @@ class SqliteTable:
             for parameters in _transactions(batch):
                 file.write(partial(_upsert, parameters))
 
-    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
-        if len(rows) == 1 and limit is None:  # the usual case: half the cost
+    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
+        whole = limit is None and not after
+        if len(rows) == 1 and whole:  # the usual case: half the cost
             cells: dict[bytes, Cell] = {}
             self._file(*rows[0][:2]).read(partial(_read_rows, {rows[0].key: cells}, prefix))
             return {rows[0]: cells}
@@ -80,10 +82,10 @@ class SqliteTable:
             by_partition.setdefault(row[:2], {})[row.key] = cells
         for place, wanted in by_partition.items():
             file = self._file(*place)
-            if limit is None:
+            if whole:
                 file.read(partial(_read_rows, wanted, prefix))
             else:
-                file.read(partial(_read_limited, wanted, prefix, limit))
+                file.read(partial(_read_limited, wanted, prefix, limit, after))
         return dict(found)
 
     def scan(self, table: str, partition: int, after: bytes = b"", limit: int = 1_000) -> Iterator[tuple[bytes, Row]]:
@@ -175,12 +177,39 @@ def _read_rows(wanted: dict[bytes, dict[bytes, Cell]], prefix: bytes, connection
             start += count
 
 
-def _read_limited(wanted: dict[bytes, dict[bytes, Cell]], prefix: bytes, limit: int, connection: sqlite3.Connection) -> None:
+def _read_limited(
+    wanted: dict[bytes, dict[bytes, Cell]], prefix: bytes, limit: int | None, after: bytes, connection: sqlite3.Connection
+) -> None:
+    """Most rows are small: those that fit together are read by one statement, the others each by its own."""
     clause, bounds = _prefix_clause(prefix)
-    statement = f"SELECT name, timestamp, value FROM cells WHERE row = ?{clause} AND value IS NOT NULL ORDER BY name LIMIT ?"
-    for key, cells in wanted.items():
-        for name, timestamp, value in connection.execute(statement, [key, *bounds, limit]).fetchall():
-            cells[name] = Cell(name, timestamp, value)
+    keys = list(wanted)
+    if not after and limit is not None:
+        keys = _read_small(wanted, keys, clause, bounds, limit, connection)
+    statement = f"SELECT name, timestamp, value FROM cells WHERE row = ?{clause} AND name > ? AND value IS NOT NULL ORDER BY name LIMIT ?"
+    for key in keys:
+        # No cell has an empty name, and a limit below zero is none.
+        found = connection.execute(statement, [key, *bounds, after, -1 if limit is None else limit]).fetchall()
+        wanted[key].update((name, Cell(name, timestamp, value)) for name, timestamp, value in found)
+
+
+def _read_small(
+    wanted: dict[bytes, dict[bytes, Cell]], keys: list[bytes], clause: str, bounds: list[bytes], limit: int, connection: sqlite3.Connection
+) -> list[bytes]:
+    """Read together what fits together; answers the rows of those statements that met their limit, unread."""
+    left: list[bytes] = []
+    start = 0
+    for count in _ROWS_PER_STATEMENT:
+        while len(keys) - start >= count:
+            chunk = keys[start : start + count]
+            start += count
+            found = connection.execute(_READS[count, clause] + " LIMIT ?", [*chunk, *bounds, _LIMITED_TOGETHER_CELLS]).fetchall()
+            if len(found) == _LIMITED_TOGETHER_CELLS:
+                left += chunk
+                continue
+            for row, name, timestamp, value in found:
+                if len(wanted[row]) < limit:
+                    wanted[row][name] = Cell(name, timestamp, value)
+    return left
 
 
 def _scan_page(after: bytes, connection: sqlite3.Connection) -> dict[bytes, Row]:

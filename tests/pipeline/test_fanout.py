@@ -1,0 +1,236 @@
+"""Objects with many registrations over real engines, without Spark: handed over by the Matcher's task, told page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from roskva.config import Settings
+from roskva.errors import PartitionUnavailable
+from roskva.feed import open_feed
+from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, Entry
+from roskva.matcher.cells import object_row, read_copies, read_version, registration_cell
+from roskva.matcher.events import decode_update, encode_update
+from roskva.model import DROP_COPY, OUTCOME_VERSION, SETTLED, ClientId, ObjectKey, Propagation, Update, object_key
+from roskva.pipeline import fanout
+from roskva.pipeline.connections import Connections, connections
+from roskva.pipeline.events import Origin, decode_dead_letter
+from roskva.pipeline.fanout import FanOut, FanOutTask
+from roskva.pipeline.health import HEALTH_ROW, ROUNDS
+from roskva.pipeline.matching import Task
+from roskva.pipeline.telling import COUNTS, Counts
+from roskva.table import open_table
+from roskva.table.interface import Mutation
+from tests.pipeline.standin import RegistrarStandIn, settings_for
+from tests.pipeline.test_matching import Rows, key_of
+
+ABOVE = 10
+CLIENTS = [f"c{number:02}" for number in range(25)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(fanout, "PAGE_CELLS", 10)
+    return settings_for(tmp_path, fan_out_above=ABOVE)
+
+
+@pytest.fixture
+def registrar(settings: Settings) -> Iterator[RegistrarStandIn]:
+    standin = RegistrarStandIn(settings)
+    yield standin
+    standin.die()
+
+
+@pytest.fixture
+def connected(settings: Settings) -> Iterator[Connections]:
+    opened = Connections(settings)
+    yield opened
+    opened.links.close()
+
+
+@pytest.fixture
+def rows(settings: Settings) -> Rows:
+    return Rows(settings)
+
+
+@pytest.fixture
+def large(connected: Connections, registrar: RegistrarStandIn, rows: Rows) -> ObjectKey:
+    """An object for which all CLIENTS are registered."""
+    Task(connected).run([rows.registration(client, "large", 1) for client in CLIENTS])
+    registrar.told.clear()
+    return key_of("large")
+
+
+def handed_over(settings: Settings) -> list[Update]:
+    feed = open_feed(settings)
+    return [decode_update(record.value) for p in range(feed.partitions) for record in feed.read(FAN_OUTS, p, 0, 1_000)]
+
+
+def origin(value: bytes, offset: int = 0) -> Origin:
+    return Origin(FAN_OUTS, 0, offset, 1, 1000, b"", value)
+
+
+def fan_out(connected: Connections, *updates: Update) -> Counts:
+    return FanOut(connected).run([origin(encode_update(update), offset) for offset, update in enumerate(updates)])
+
+
+def test_the_matcher_writes_the_version_and_leaves_the_telling_to_the_fan_out(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    counts = Task(connected).run([rows.update("large", 7, source="c03"), rows.update("small", 1), rows.registration("new", "large", 1)])
+    assert (counts.updates, counts.fan_outs) == (2, 1)
+    assert handed_over(connected.settings) == [Update(large, 7, "c03")]
+    assert [(t.client, t.outcome, t.version) for _, t in registrar.told] == [("new", OUTCOME_VERSION, 7)], "it reads the version itself"
+    row = object_row(large, 4)
+    known = read_version(open_table(connected.settings).read([row], prefix=b"version")[row])
+    assert known is not None
+    assert known.version == 7
+
+
+def test_everyone_is_told_page_by_page_but_the_source(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    Task(connected).run([rows.update("large", 7, source="c03")])
+    counts = fan_out(connected, *handed_over(connected.settings))
+    assert sorted(t.client for _, t in registrar.told) == [client for client in CLIENTS if client != "c03"]
+    assert registrar.versions(large) == [7] * 24
+    assert (counts.fan_outs, counts.propagations, registrar.calls) == (1, 24, 1 + 3)
+
+
+def test_updates_that_meet_are_told_once_and_as_the_row_has_it(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    Task(connected).run([rows.update("large", 7, source="c03")])
+    Task(connected).run([rows.update("large", 8, source="c03")])
+    Task(connected).run([rows.update("large", 9, source="c04")])
+    fan_out(connected, *handed_over(connected.settings)[:2])
+    assert registrar.versions(large) == [9] * 25, "nobody is left out: 9 has another source"
+
+
+def test_a_registration_of_the_meantime_is_told_or_has_read_the_version(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    Task(connected).run([rows.update("large", 7)])
+    walk = fanout._Walk(large, fanout.collapse([Update(large, 7, "")], []).changes[large], 4)
+    told = walk.next_page(connected.table)
+    Task(connected).run([rows.registration("c005", "large", 1), rows.registration("c205", "large", 1)])  # behind the walk, before it
+    while not walk.done:
+        told += walk.next_page(connected.table)
+    informed = {t.client for t in told if t.version == 7} | {t.client for _, t in registrar.told if t.version == 7}
+    assert informed == {*CLIENTS, "c005", "c205"}
+
+
+def test_objects_take_turns(connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey) -> None:
+    Task(connected).run([rows.registration(client, "other", 1) for client in CLIENTS])
+    registrar.told.clear()
+    fan_out(connected, Update(large, 1, ""), Update(key_of("other"), 1, ""))
+    order = [t.object for _, t in registrar.told]
+    assert [order[at] for at in (0, 10, 20, 30, 40, 45)] == [large, key_of("other")] * 3
+
+
+def test_pages_that_cannot_be_read_now_are_read_later(
+    connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = connected.table.read
+    failures = iter([False, True, False, True, True])
+
+    def read(keys: Any, *more: Any, **named: Any) -> Any:
+        if keys[0].table == "matcher" and next(failures, False):
+            raise PartitionUnavailable("busy", "table/matcher-0")
+        return original(keys, *more, **named)
+
+    monkeypatch.setattr(connected.table, "read", read)
+    counts = fan_out(connected, Update(large, 3, ""))
+    assert registrar.versions(large) == [3] * 25
+    assert counts.retries == 3
+
+
+def test_copies_of_the_dead_are_dropped(connected: Connections, registrar: RegistrarStandIn, large: ObjectKey) -> None:
+    registrar.judge = lambda told: DROP_COPY if told.client == "c07" else SETTLED
+    assert fan_out(connected, Update(large, 3, "")).dropped_copies == 1
+    row = object_row(large, 4)
+    assert "c07" not in {copy.client for copy in read_copies(open_table(connected.settings).read([row])[row])}
+
+
+def test_poison_is_buried_and_the_rest_goes_through(
+    connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = fanout.tell_registered
+
+    def tell_registered(key: ObjectKey, *more: Any) -> Any:
+        if key == key_of("bad"):
+            raise RuntimeError("a row that nobody can read")
+        return original(key, *more)
+
+    monkeypatch.setattr(fanout, "tell_registered", tell_registered)
+    values = [b"\xff", encode_update(Update(key_of("bad"), 1, "")), encode_update(Update(large, 3, "")), b"[]"]
+    counts = FanOut(connected).run([origin(value, offset) for offset, value in enumerate(values)])
+    assert registrar.versions(large) == [3] * 25
+    assert counts.dead_letters == 3
+    feed = open_feed(connected.settings)
+    letters = [decode_dead_letter(record.value) for p in range(4) for record in feed.read(DEAD_LETTERS, p, 0, 100)]
+    assert sorted(letter.offset for letter in letters) == [0, 1, 3]
+    assert {letter.topic for letter in letters} == {FAN_OUTS}
+
+
+def test_a_full_topic_keeps_the_batch_open_until_the_fan_out_has_caught_up(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = connected.feed.append
+    refusals = iter([True, True])
+
+    def append(topic: str, entries: list[Entry]) -> Any:
+        if topic == FAN_OUTS and next(refusals, False):
+            raise PartitionUnavailable("full", "feed/fan-outs-0")
+        return original(topic, entries)
+
+    monkeypatch.setattr(connected.feed, "append", append)
+    counts = Task(connected).run([rows.update("large", 7)])
+    assert counts.retries == 2
+    assert handed_over(connected.settings) == [Update(large, 7, "", again=True)]
+
+
+def test_a_long_walk_says_that_it_moves(connected: Connections, registrar: RegistrarStandIn, large: ObjectKey) -> None:
+    def rounds() -> int:
+        cell = connected.table.read([HEALTH_ROW], prefix=ROUNDS)[HEALTH_ROW].get(ROUNDS)
+        return 0 if cell is None else cell.timestamp
+
+    fan_out(connected, Update(large, 3, ""))
+    assert rounds() == 1, "once a second at most"
+    fan_out(connected, Update(large, 4, ""))
+    assert rounds() == 2
+
+
+def test_many_thousands_are_told_a_page_at_a_time(
+    settings: Settings, connected: Connections, registrar: RegistrarStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "PAGE_CELLS", 1_000)
+    key = object_key("demo", 0, b"huge")
+    row = object_row(key, settings.partitions)
+    for start in range(0, 20_000, 1_000):
+        cells = [registration_cell(ClientId(f"c{number:06}"), 1, f"d{number}", registered=True) for number in range(start, start + 1_000)]
+        connected.table.write([Mutation(row, cells)])
+    sizes: list[int] = []
+    original = connected.links.propagate
+
+    def propagate(told: list[Propagation]) -> Any:
+        sizes.append(len(told))
+        return original(told)
+
+    monkeypatch.setattr(connected.links, "propagate", propagate)
+    fan_out(connected, Update(key, 3, ""))
+    assert sizes == [1_000] * 20
+    assert len({told.client for _, told in registrar.told}) == 20_000
+
+
+def test_the_task_yields_one_row_of_counts(settings: Settings, registrar: RegistrarStandIn, large: ObjectKey) -> None:
+    columns = {name: [value] for name, value in origin(encode_update(Update(large, 3, "")))._asdict().items()}
+    result = list(FanOutTask(settings)(iter([pa.RecordBatch.from_pydict(columns)])))
+    assert result[0].schema.names == list(COUNTS)
+    assert result[0].to_pylist()[0]["propagations"] == 25
+    assert list(FanOutTask(settings)(iter([]))) == []
+    connections(settings).links.close()  # else the worker's, which live on
