@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from roskva.model import (
     client_partition,
     object_key,
 )
+from roskva.pipeline import blind as blind_module
 from roskva.pipeline.propagation import Links
 from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells, seqno_cell
 from roskva.registrar.row import ClientRow, Waiting
@@ -221,6 +223,24 @@ def test_a_table_that_fails_keeps_blind_writes_open_and_holds_up_no_other_partit
     assert result.retries == 3
     assert order[-1] == 1
     assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_a_row_that_nobody_can_read_holds_up_nobody(
+    settings: Settings, links: Links, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("good", "bad"):
+        create(settings, name)
+    original = blind_module.blind
+
+    def blind(client: ClientId, *more: Any) -> Any:
+        if client == "bad":
+            raise ValueError("not a cell that anybody wrote")
+        return original(client, *more)
+
+    monkeypatch.setattr(blind_module, "blind", blind)
+    assert links.propagate([told("bad"), told("good")]).verdicts == [SETTLED, SETTLED]
+    assert [waiting.version for waiting in row_of(settings, "good").waiting()] == [7]
+    assert "the row of client bad cannot be judged" in caplog.text
 
 
 def test_many_propagations_go_in_several_frames(settings: Settings, links: Links, registrars: list[RegistrarStandIn]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
-from roskva.model import ClientId, Propagation, client_partition
+from roskva.model import SETTLED, ClientId, Propagation, client_partition
 from roskva.registrar.cells import client_row, packed
 from roskva.registrar.core import blind
 from roskva.table.interface import Cell, Mutation, Row, Table, wins
@@ -50,7 +50,13 @@ def _write_partition(
     written: list[ClientId] = []
     for client, indexes in clients.items():
         key = client_row(client, settings.partitions)
-        cells = _judge(client, rows[key], [(index, propagations[index]) for index in indexes], verdicts)
+        try:
+            cells = _judge(client, rows[key], [(index, propagations[index]) for index in indexes], verdicts)
+        except Exception:
+            # A row that nobody can read now or later: its client alone is not served, and says so when its summary differs.
+            log.exception("the row of client %s cannot be judged; it is left out", client)
+            verdicts |= dict.fromkeys(indexes, SETTLED)
+            continue
         if cells:
             written.append(client)
             mutations += [Mutation(key, write) for write in packed(cells)]
