@@ -8,13 +8,12 @@ Imports no Spark.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Mapping, Sequence
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.model import SETTLED, ClientId, Propagation, client_partition
+from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.registrar.cells import client_row, packed
 from roskva.registrar.core import blind
 from roskva.table.interface import Cell, Mutation, Row, Table, wins
@@ -23,7 +22,7 @@ from roskva.table.marks import marks_for
 log = logging.getLogger(__name__)
 
 
-def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propagation]) -> list[int | None]:
+def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propagation], around: Surroundings = REAL) -> list[int | None]:
     """The verdict of each, once everything that it needs is durable; None where the client's partition cannot be written now."""
     verdicts: list[int | None] = [None] * len(propagations)
     by_partition: dict[int, dict[ClientId, list[int]]] = {}
@@ -32,7 +31,7 @@ def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propa
         by_partition.setdefault(partition, {}).setdefault(told.client, []).append(index)
     for partition, clients in by_partition.items():
         try:
-            decided = _write_partition(table, settings, clients, propagations)
+            decided = _write_partition(table, settings, clients, propagations, around)
         except (Unavailable, OSError) as error:
             log.warning("blind writes into partition %s are not possible now: %s", partition, error)
             continue
@@ -42,7 +41,7 @@ def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propa
 
 
 def _write_partition(
-    table: Table, settings: Settings, clients: Mapping[ClientId, list[int]], propagations: Sequence[Propagation]
+    table: Table, settings: Settings, clients: Mapping[ClientId, list[int]], propagations: Sequence[Propagation], around: Surroundings
 ) -> dict[int, int]:
     rows = table.read([client_row(client, settings.partitions) for client in clients])
     verdicts: dict[int, int] = {}
@@ -61,9 +60,9 @@ def _write_partition(
             written.append(client)
             mutations += [Mutation(key, write) for write in packed(cells)]
     if mutations:
-        _mark(table, settings, written)
+        _mark(table, settings, written, around)
         table.write(mutations)
-        _mark(table, settings, written)
+        _mark(table, settings, written, around)
     return verdicts
 
 
@@ -82,5 +81,5 @@ def _judge(client: ClientId, stored: Row, told: Sequence[tuple[int, Propagation]
     return cells
 
 
-def _mark(table: Table, settings: Settings, clients: Sequence[ClientId]) -> None:
-    table.write(marks_for(clients, time.time(), settings.mark_bucket_s, settings.partitions, os.urandom(12)))
+def _mark(table: Table, settings: Settings, clients: Sequence[ClientId], around: Surroundings) -> None:
+    table.write(marks_for(clients, around.wall_clock(), settings.mark_bucket_s, settings.partitions, around.unique(12)))

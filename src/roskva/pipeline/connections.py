@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from roskva.config import Settings
 from roskva.feed.interface import Feed
+from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.table.interface import Table
 from roskva.table.manifest import Manifest
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 class Connections:
     """The connections of one process to one deployment; each is made when it is first needed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, around: Surroundings = REAL) -> None:
         self.settings = settings
+        self.around = around
         self.pid = os.getpid()
 
     @cached_property

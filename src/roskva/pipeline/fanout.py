@@ -9,7 +9,6 @@ object costs one walk at a time, however often it changes. Imports no Spark.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -76,18 +75,19 @@ class _Walk:
 
 class FanOut:
     def __init__(self, connected: Connections) -> None:
+        self._around = connected.around
         self._table = connected.table
         self._partitions = connected.settings.partitions
         self.counts = Counts()
         self._teller = Teller(connected, self.counts)
-        self._counted_s = 0.0
+        self._counted_s = float("-inf")
 
     def run(self, origins: Iterable[Origin]) -> Counts:
         updates, origins_of = self._read(origins)
         self.counts.fan_outs = len(updates)
         changes = collapse(updates, ()).changes
         walks = deque(_Walk(key, change, self._partitions) for key, change in changes.items())
-        backoff = Backoff("reading the registrations of large objects")
+        backoff = Backoff("reading the registrations of large objects", self._around)
         while walks:
             walk = walks.popleft()
             try:
@@ -122,7 +122,7 @@ class FanOut:
 
     def _count_round(self) -> None:
         """A walk may take longer than a batch should: say that it moves, so that nobody ends it."""
-        now_s = time.monotonic()
+        now_s = self._around.clock()
         if now_s - self._counted_s >= _COUNT_EVERY_S:
             self._counted_s = now_s
             try:

@@ -7,10 +7,10 @@ that a late answer can never be taken for that of a later call. Imports no Spark
 from __future__ import annotations
 
 import socket
-import time
 
 import msgspec
 
+from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.protocol.internal import FRAME_BYTES_MAX, Challenge, Frame, Prove, decode_frame, encode_frame, proof
 
 
@@ -19,11 +19,12 @@ class LinkBroken(OSError):
 
 
 class Link:
-    def __init__(self, address: str, key: bytes, timeout_s: float) -> None:
+    def __init__(self, address: str, key: bytes, timeout_s: float, around: Surroundings = REAL) -> None:
         """Connect and prove to know the internal key."""
         host, _, port = address.rpartition(":")
-        deadline_s = time.monotonic() + timeout_s
-        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        self._clock = around.clock
+        deadline_s = self._clock() + timeout_s
+        self._socket = around.dial((host.strip("[]"), int(port)), timeout=timeout_s)
         self._buffer = bytearray()
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a call is one small write: never wait for more
@@ -36,11 +37,11 @@ class Link:
             raise
 
     def send(self, frame: Frame, deadline_s: float) -> None:
-        self._socket.settimeout(_remaining(deadline_s))
+        self._socket.settimeout(self._remaining(deadline_s))
         self._socket.sendall(encode_frame(frame))
 
     def receive(self, deadline_s: float) -> Frame:
-        """The next frame; the deadline is on time.monotonic()."""
+        """The next frame; the deadline is on the clock of the surroundings."""
         while True:
             if len(self._buffer) >= 4:
                 length = int.from_bytes(self._buffer[:4], "big")
@@ -53,7 +54,7 @@ class Link:
                         return decode_frame(body)
                     except msgspec.DecodeError as error:
                         raise LinkBroken(f"an unreadable frame: {error}") from None
-            self._socket.settimeout(_remaining(deadline_s))
+            self._socket.settimeout(self._remaining(deadline_s))
             data = self._socket.recv(1 << 18)
             if not data:
                 raise LinkBroken("the peer closed the connection")
@@ -62,9 +63,8 @@ class Link:
     def close(self) -> None:
         self._socket.close()
 
-
-def _remaining(deadline_s: float) -> float:
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError("no answer in time")
-    return remaining_s
+    def _remaining(self, deadline_s: float) -> float:
+        remaining_s = deadline_s - self._clock()
+        if remaining_s <= 0:
+            raise TimeoutError("no answer in time")
+        return remaining_s

@@ -58,6 +58,7 @@ class _RowsUnavailable(Exception):
 class Task:
     def __init__(self, connected: Connections) -> None:
         self._settings = connected.settings
+        self._around = connected.around
         self._feed: Feed = connected.feed
         self._table: Table = connected.table
         self._manifest: Manifest = connected.manifest
@@ -67,7 +68,7 @@ class Task:
 
     def run(self, rows: Iterable[tuple[Any, ...]]) -> Counts:
         forms = {name: form_of(application) for name, application in self._settings.applications.items()}
-        epoch_of = _remembered(lambda application: persist("reading the epoch", lambda: self._manifest.epoch(application)))
+        epoch_of = _remembered(lambda application: persist("reading the epoch", lambda: self._manifest.epoch(application), self._around))
         events = read_events(rows, forms, epoch_of)
         self.counts.updates = len(events.updates)
         self.counts.registrations = len(events.registrations)
@@ -91,7 +92,7 @@ class Task:
 
     def _settle(self, waiting: list[Batch], events: Events) -> None:
         """Until nothing is owed: decide on what can be written and read, tell, and come back for the rest."""
-        backoff = Backoff("writing the Matcher's rows")
+        backoff = Backoff("writing the Matcher's rows", self._around)
         while waiting:
             propagations: list[Propagation] = []
             unavailable: list[Batch] = []

@@ -6,11 +6,11 @@ Imports no Spark: source, tasks and tests share it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from roskva.errors import Unavailable
+from roskva.pipeline.surroundings import REAL, Surroundings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -23,25 +23,26 @@ _LOG_EVERY_S: Final = 5.0
 class Backoff:
     """Pauses that double from 20 ms to 2 s, and a line in the log every few seconds while they last."""
 
-    def __init__(self, doing: str) -> None:
+    def __init__(self, doing: str, around: Surroundings = REAL) -> None:
         self._doing = doing
+        self._around = around
         self._pause_s = _FIRST_S
-        self._logged_s = 0.0
+        self._logged_s = float("-inf")
         self.rounds = 0
 
     def pause(self, reason: object) -> None:
-        now_s = time.monotonic()
+        now_s = self._around.clock()
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("%s: not possible now, trying again: %s", self._doing, reason)
-        time.sleep(self._pause_s)
+        self._around.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_S)
         self.rounds += 1
 
 
-def persist(doing: str, action: Callable[[], T]) -> T:
+def persist(doing: str, action: Callable[[], T], around: Surroundings = REAL) -> T:
     """Do it until it is done. Only for I/O that may be repeated: what fails for good is the supervisor's to see, by the lag."""
-    backoff = Backoff(doing)
+    backoff = Backoff(doing, around)
     while True:
         try:
             return action()

@@ -17,9 +17,9 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from roskva.config import Settings
@@ -29,6 +29,7 @@ from roskva.model import NOT_OWNER, UNAVAILABLE, Propagation, client_partition
 from roskva.pipeline.blind import write_blindly
 from roskva.pipeline.link import Link, LinkBroken
 from roskva.pipeline.patience import Backoff
+from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.protocol.internal import Probe, Probed, Propagate, Propagated
 from roskva.registrar.members import MEMBERS_ROW, Member, MemberView
 from roskva.table.interface import Table
@@ -68,7 +69,8 @@ class _Open:
 class Links:
     """A worker's connections to gateways. Used by one thread; the probing thread shares only what the lock guards."""
 
-    def __init__(self, settings: Settings, table: Table, key: bytes | None = None) -> None:
+    def __init__(self, settings: Settings, table: Table, key: bytes | None = None, around: Surroundings = REAL) -> None:
+        self._around = around
         self._settings = settings
         self._table = table
         self._key = key
@@ -78,13 +80,13 @@ class Links:
         self._calls = itertools.count(1)
         self._lock = threading.Lock()
         self._down: dict[str, Member] = {}
-        self._prober: threading.Thread | None = None
+        self._probing = False
 
     def propagate(self, propagations: Sequence[Propagation]) -> Told:
         """Tell every Registrar, or write in its stead, until all is settled. Never raises for a row or a Registrar."""
         result = Told([UNAVAILABLE] * len(propagations))
         waiting = [_Open(index, told) for index, told in enumerate(propagations)]
-        backoff = Backoff("telling Registrars")
+        backoff = Backoff("telling Registrars", self._around)
         while waiting:
             self._refresh_members(fresh=backoff.rounds > 0)
             calls, blindly = self._route(waiting)
@@ -111,7 +113,7 @@ class Links:
             self._hang_up(identity)
 
     def _refresh_members(self, fresh: bool) -> None:
-        now_s = time.monotonic()
+        now_s = self._around.clock()
         if not fresh and now_s - self._viewed_s < _MEMBERS_EVERY_S:
             return
         try:
@@ -163,7 +165,7 @@ class Links:
 
     def _send(self, identity: str, chunks: Mapping[int, list[_Open]]) -> bool:
         """A connection that was kept open may have died long ago: it is made anew once, within the same time."""
-        deadline_s = time.monotonic() + self._settings.propagation_timeout_s
+        deadline_s = self._around.clock() + self._settings.propagation_timeout_s
         for attempt in (1, 2):
             kept = identity in self._links
             try:
@@ -181,7 +183,7 @@ class Links:
     def _collect(self, identity: str, chunks: dict[int, list[_Open]], result: Told, unsettled: list[_Open]) -> None:
         """Take answers until all chunks have one, or time is over; answered chunks are removed."""
         link = self._links[identity]
-        deadline_s = time.monotonic() + self._settings.propagation_timeout_s
+        deadline_s = self._around.clock() + self._settings.propagation_timeout_s
         try:
             while chunks:
                 frame = link.receive(deadline_s)
@@ -191,7 +193,7 @@ class Links:
                 if len(items) != len(frame.verdicts):
                     raise LinkBroken(f"{len(frame.verdicts):,} verdicts for {len(items):,} propagations")
                 del chunks[frame.call]
-                deadline_s = time.monotonic() + self._settings.propagation_timeout_s
+                deadline_s = self._around.clock() + self._settings.propagation_timeout_s
                 for item, verdict in zip(items, frame.verdicts, strict=True):
                     if verdict in (NOT_OWNER, UNAVAILABLE):
                         item.strays += verdict == NOT_OWNER
@@ -216,7 +218,9 @@ class Links:
             member = self._view.live.get(identity)
             if member is None:
                 raise LinkBroken("it is no longer a member")
-            link = self._links[identity] = Link(member.internal, self._internal_key(), max(0.01, deadline_s - time.monotonic()))
+            link = self._links[identity] = Link(
+                member.internal, self._internal_key(), max(0.01, deadline_s - self._around.clock()), self._around
+            )
         return link
 
     def _hang_up(self, identity: str) -> None:
@@ -233,7 +237,7 @@ class Links:
         """Answers those that could not be written now."""
         if not items:
             return []
-        verdicts = write_blindly(self._table, self._settings, [item.told for item in items])
+        verdicts = write_blindly(self._table, self._settings, [item.told for item in items], self._around)
         failed: list[_Open] = []
         for item, verdict in zip(items, verdicts, strict=True):
             if verdict is None:
@@ -250,38 +254,38 @@ class Links:
         key = self._internal_key()
         with self._lock:
             self._down[identity] = member
-            if self._prober is None or not self._prober.is_alive():
-                self._prober = threading.Thread(target=self._probe, args=(key,), name="probes", daemon=True)
-                self._prober.start()
+            if not self._probing:
+                self._probing = True
+                self._around.spawn("probes", partial(self._probe, key))
         log.warning("gateway %s is down for this worker: blind writes until it answers a probe", identity)
 
     def _probe(self, key: bytes) -> None:
         """Ask those that are down whether they are back; ends when none is."""
         while True:
-            time.sleep(_PROBE_EVERY_S)
+            self._around.sleep(_PROBE_EVERY_S)
             with self._lock:
                 down = list(self._down.values())
                 if not down:
-                    self._prober = None
+                    self._probing = False
                     return
             for member in down:
-                if _answers_probe(member, key, self._settings.propagation_timeout_s):
+                if self._answers_probe(member, key):
                     with self._lock:
                         self._down.pop(member.id, None)
 
-
-def _answers_probe(member: Member, key: bytes, timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        link = Link(member.internal, key, timeout_s)
-    except OSError:
-        return False
-    try:
-        link.send(Probe(1), deadline_s)
-        while True:
-            if isinstance(link.receive(deadline_s), Probed):
-                return True
-    except OSError:
-        return False
-    finally:
-        link.close()
+    def _answers_probe(self, member: Member, key: bytes) -> bool:
+        timeout_s = self._settings.propagation_timeout_s
+        deadline_s = self._around.clock() + timeout_s
+        try:
+            link = Link(member.internal, key, timeout_s, self._around)
+        except OSError:
+            return False
+        try:
+            link.send(Probe(1), deadline_s)
+            while True:
+                if isinstance(link.receive(deadline_s), Probed):
+                    return True
+        except OSError:
+            return False
+        finally:
+            link.close()

@@ -78,5 +78,5 @@ class Teller:
                 # What is unusable must not hold up what is usable. The log still says what it was.
                 log.error("%s The dead letters: %s", error, [letter.value[:500] for letter in letters[:20]])
 
-        persist("writing dead letters", append)
+        persist("writing dead letters", append, self._connected.around)
         self._counts.dead_letters += len(letters)
