@@ -25,20 +25,26 @@ CONTRACTS = {"table.interface", "feed.interface"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
-    "config": BASE,
+    "address": {"errors"},
+    "durable": set(),
+    "parent": set(),
+    "config": BASE | {"address"},
     "protocol": BASE,
     "matcher": BASE | CONTRACTS | {"protocol"},
-    "client": BASE | {"protocol"},
+    "client": BASE | {"durable", "protocol"},
     "publisher": BASE | {"protocol"},
     "telemetry": BASE | {"config"},
-    "table": BASE | {"config"},
+    "table": BASE | {"config", "durable"},
     "feed": BASE | {"config", "table"},
     "registrar": BASE | {"config", "protocol", "table", "feed", "telemetry"},
-    "keys": BASE | {"protocol"},
-    "pipeline": BASE | {"config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"},
+    "keys": BASE | {"durable", "protocol"},
+    "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
-    | {"config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "pipeline.health", "pipeline.offsets"},
-    "cli": BASE | {"config", "client", "publisher", "gateway", "pipeline", "table", "feed", "Client", "Publisher"},
+    | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
+    | {"pipeline.health", "pipeline.offsets"},
+    "cli": BASE
+    | {"address", "parent", "config", "client", "publisher", "gateway", "pipeline", "table", "feed", "simulation", "Client", "Publisher"},
+    "simulation": BASE | {"config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
     "__main__": {"cli"},
     "__init__": BASE | {"client", "publisher"},
 }

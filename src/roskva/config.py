@@ -59,6 +59,7 @@ class ApplicationSettings:
     """[applications.NAME]: a tenant. What its clients are told, and the form in which its backends publish."""
 
     heartbeat_s: float = setting(1200.0, "How often a silent client says that it is there. Shorter finds drift sooner, costs messages.")
+    heartbeat_smear: float = setting(0.2, "Heartbeats vary by this part, so that clients do not speak together.", least=0, most=0.5)
     offline_s: float = setting(4800.0, "Silence after which a client counts as offline: nothing is sent to it until it is heard again.")
     keepalive_s: float = setting(50.0, "How often a gateway speaks on a silent connection; keep it below your proxies' time-outs.")
     retry_min_s: float = setting(1.0, "A client's first retry of an unanswered message; doubles with jitter.")

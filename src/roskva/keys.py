@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from roskva.durable import sync_directory
 from roskva.errors import KeysUnusable
 from roskva.protocol.tokens import Keyring
 
@@ -82,11 +83,7 @@ def _create(path: Path) -> None:
             os.link(aside, path)
         except FileExistsError:
             return  # another process was first: its keys are the keys
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     except OSError as error:
         raise KeysUnusable(str(path), f"it cannot be created: {error.strerror or error}") from None
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from roskva.address import address_of, bound_socket, host_and_port
 from roskva.gateway.frames import FrameConnection
 from roskva.gateway.service import Gateway
 from roskva.keys import load_keys
@@ -23,10 +24,12 @@ from roskva.model import (
     Propagation,
     client_partition,
     object_key,
+    rendezvous,
     seqno_of,
 )
 from roskva.pipeline.link import Link
 from roskva.protocol.internal import Announce, Challenge, Frame, Probe, Probed, Propagate, Propagated, Prove, proof
+from roskva.registrar.members import Member, member_cell
 from tests.gateway.conftest import Start
 from tests.gateway.talking import channel_url, handshake, hear, hear_until, say
 
@@ -162,6 +165,41 @@ async def test_connections_are_announced_to_the_new_owner(start: Start, http: ai
             await each.close()
 
 
+async def test_connections_are_announced_at_every_change_of_members_also_to_an_owner_that_stays(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    """The owner saw a member that this gateway never saw, and let go of its sessions to it: it has them again without their clients."""
+    one, two = await both(start)
+    socket, token = await client_at_the_other(http, one, two)
+    await say(socket, token=token)
+    await hear(socket)
+    client, _ = claims_of(one, token)
+    partition = client_partition(client, one.settings.partitions)
+    identities = [f"m{number}" for number in range(100)]
+    taker = next(name for name in identities if rendezvous(partition, ["left", "two", name]) == name)
+    bystander = next(name for name in identities if rendezvous(partition, ["left", "two", name]) == "two")
+
+    two.view.observe([member_cell(Member(taker, unused_address(), "127.0.0.1:1"), 1)], two.membership.clock())
+    two.membership._tell()
+    assert client not in two.registrar.sessions
+    async with asyncio.timeout(10):
+        while not two.registrar.owns(partition):  # nobody answers there: suspected, and left out again
+            await asyncio.sleep(0.02)
+
+    await start(bystander, **FAST)
+    async with asyncio.timeout(10):
+        while client not in two.registrar.sessions:
+            await asyncio.sleep(0.02)
+    assert owner_of(one, token) == two.member_id
+    await socket.close()
+
+
+def unused_address() -> str:
+    """Where nobody listens."""
+    with bound_socket("127.0.0.1:0") as held:
+        return address_of(*held.getsockname())
+
+
 async def test_broken_link_is_made_again_and_connections_announced(start: Start, http: aiohttp.ClientSession) -> None:
     one, two = await both(start)
     socket, token = await client_at_the_other(http, one, two)
@@ -206,9 +244,9 @@ async def test_gateway_that_dies_is_replaced(start: Start, http: aiohttp.ClientS
 
 async def raw_caller(gateway: Gateway) -> tuple[FrameConnection, asyncio.Queue[Frame | None]]:
     frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-    host, _, port = gateway.membership.member.internal.rpartition(":")
+    host, port = host_and_port(gateway.membership.member.internal)
     _, caller = await asyncio.get_running_loop().create_connection(
-        lambda: FrameConnection(lambda _, frame: frames.put_nowait(frame), None, lambda _: frames.put_nowait(None)), host, int(port)
+        lambda: FrameConnection(lambda _, frame: frames.put_nowait(frame), None, lambda _: frames.put_nowait(None)), host, port
     )
     return caller, frames
 

@@ -12,6 +12,7 @@ import aiohttp
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import FeedFull
 from roskva.feed import UPDATES, Entry, Record, open_feed
+from roskva.feed.lanes import Appended
 from roskva.gateway.publish import Publishing
 from roskva.gateway.service import Gateway
 from roskva.matcher.forms import Form, Malformed, check, extract
@@ -178,16 +179,21 @@ async def test_raw_updates_are_appended_as_they_are(start: Start, http: aiohttp.
 class FullPartition:
     """A feed of which one partition is full."""
 
-    def __init__(self, partitions: int, full: set[int]) -> None:
+    def __init__(self, partitions: int, full: set[int], epochs: Sequence[int] = (0,)) -> None:
         self.partitions, self.full = partitions, full
         self.appended: list[Entry] = []
+        self.epochs = list(epochs)  # as looks after appends find them; the last one stays
 
-    async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        await asyncio.sleep(0)
-        if any(partition_of(entry.key, self.partitions) in self.full for entry in entries):
-            raise FeedFull("The feed is full.")
-        self.appended += entries
-        return [(0, 0)] * len(entries)
+    def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
+        assert {partition_of(entry.key, self.partitions) for entry in entries} == {partition}
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        if partition in self.full:
+            future.set_exception(FeedFull("The feed is full."))
+        else:
+            self.appended += entries
+            epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
+            future.set_result(Appended(list(range(len(entries))), {"demo": epoch}))
+        return future
 
 
 async def test_full_partition_refuses_only_its_own_items(settings: Settings) -> None:
@@ -216,9 +222,8 @@ async def test_full_feed_answers_503(settings: Settings) -> None:
 
 
 async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: Settings) -> None:
-    feed = FullPartition(4, set())
-    epochs = iter([3, 4, 4, 4])
-    publishing = Publishing(settings, feed, lambda application: next(epochs), Metrics())
+    feed = FullPartition(4, set(), epochs=[4])
+    publishing = Publishing(settings, feed, lambda application: 3, Metrics())
     status, _ = await publishing.publish(b'{"application":"demo","object":"a","version":1}')
     assert status == 200
     assert [entry.headers for entry in feed.appended] == [b"demo 3", b"demo 4"]

@@ -13,6 +13,8 @@ from roskva.matcher.forms import Form, check, extract
 from roskva.model import VERSION_MAX, Update, name_from_text, name_to_text, object_key, version_from_number
 from roskva.protocol.messages import FAILED, ClientMessage, ServerMessage, Status
 from roskva.protocol.messages import Notify as NotifyMessage
+from tests.paper.stage import notified, session_at, take_offline
+from tests.properties.application import Application
 from tests.properties.world import World
 
 
@@ -123,7 +125,7 @@ def test_3_3_unknown_has_a_sequence_number_and_is_delivered_until_acknowledged(w
     world.run(1)
     application.register(b"x")
     world.run(5)
-    told = [one for message in world.server_said for one in message.notify]
+    told = notified(world)
     assert len(told) > 1, "it was not repeated"
     assert {one.version for one in told} == {None}
     assert len({one.seqno for one in told}) == 1
@@ -132,17 +134,14 @@ def test_3_3_unknown_has_a_sequence_number_and_is_delivered_until_acknowledged(w
     world.run(1)
     count = len(world.server_said)
     world.run(9)
-    assert not [one for message in world.server_said[count:] for one in message.notify]
+    assert not notified(world, count)
 
 
-def test_3_3_the_application_is_informed_of_registration_changes(world: World) -> None:
+def test_3_3_the_application_is_informed_of_registration_changes(world: World, registered: Application) -> None:
     """RegistrationStatusChanged tells what the server says about a registration."""
-    application = world.add()
-    application.register(b"x")
+    registered.unregister(b"x")
     world.run(1)
-    application.unregister(b"x")
-    world.run(1)
-    assert application.statuses == [(b"x", True), (b"x", False)]
+    assert registered.statuses == [(b"x", True), (b"x", False)]
 
 
 @pytest.mark.parametrize("transient", [True, False])
@@ -156,8 +155,7 @@ def test_3_3_a_registration_failure_says_whether_to_try_again(world: World, tran
     world.flowing = False
     application.register(b"x")
     world.in_flight.clear()
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     status = Status(object="x", state=FAILED, transient=transient, code="some-code")
     application.carry_out(application.core.received(world.now, ServerMessage(token=session.token, status=[status])))
     assert [(one.name, one.transient) for one in application.failures] == [(b"x", transient)]
@@ -184,30 +182,24 @@ def test_3_3_the_identifier_goes_to_write_state_and_comes_back_at_start(world: W
     """When the client gets its identifier the application stores it, opaque, and gives it back at the next start."""
     application = world.add()
     world.run(1)
-    before = world.session_of(application)
+    before = session_at(world, application)
     assert application.state is not None
     world.restart(application, keep_state=True)
     world.run(2)
-    after = world.session_of(application)
-    assert before is not None
-    assert after is not None
+    after = session_at(world, application)
     assert after.client == before.client
     assert after.number > before.number
 
 
-def test_3_3_a_client_with_state_resumes_its_registrations_and_its_notifications(world: World) -> None:
+def test_3_3_a_client_with_state_resumes_its_registrations_and_its_notifications(world: World, registered: Application) -> None:
     """With its identifier a client goes on with the registrations that it had, and is told what it missed."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    world.disconnect(application, noticed=True)
-    world.reconnecting = False
+    take_offline(world, registered)
     world.publish(b"x", 5)
     world.run(1)
     events = len(world.feed.topics["registrations"])
-    world.restart(application, keep_state=True)
+    world.restart(registered, keep_state=True)
     world.run(2)
-    assert application.store[b"x"] == 5
+    assert registered.store[b"x"] == 5
     assert len(world.feed.topics["registrations"]) == events, "a registration was sent again"
 
 
@@ -215,10 +207,8 @@ def test_3_3_a_client_without_persistence_is_new_after_each_restart(world: World
     """Clients that keep nothing are new clients after each restart."""
     application = world.add()
     world.run(1)
-    before = world.session_of(application)
+    before = session_at(world, application)
     world.restart(application, keep_state=False)
     world.run(1)
-    after = world.session_of(application)
-    assert before is not None
-    assert after is not None
+    after = session_at(world, application)
     assert after.client != before.client

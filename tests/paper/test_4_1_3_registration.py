@@ -10,18 +10,11 @@ from roskva.model import OUTCOME_UNKNOWN, OUTCOME_VERSION, ClientId, Propagation
 from roskva.protocol.messages import REGISTERED
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.cells import PENDING, REG, SEQNO
+from tests.paper.stage import X, begin_task, client_of, notified, session_at
 from tests.properties.application import Application
 from tests.properties.pipeline import FEED_INCARNATION, copies_of, live_cells
 from tests.properties.store import PARTITIONS, Fault
 from tests.properties.world import SETTINGS, World
-
-X = object_key("demo", 0, b"x")
-
-
-def client_of(world: World, application: Application) -> ClientId:
-    session = world.session_of(application)
-    assert session is not None
-    return session.client
 
 
 def statements(world: World, since: int = 0) -> int:
@@ -68,13 +61,10 @@ def test_4_1_3_step_2_registration_is_written_with_pending_marker_in_one_write(w
     assert len(set(cells.values())) == 1
 
 
-def test_4_1_3_step_3_the_matcher_gets_the_registration_and_the_device(world: World) -> None:
+def test_4_1_3_step_3_the_matcher_gets_the_registration_and_the_device(world: World, registered: Application) -> None:
     """The registration is forwarded to the object's Matcher with the application id of the client (here: device), and copied there."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     (copy,) = read_copies(world.matcher_row(b"x"))
-    assert (copy.client, copy.device) == (client_of(world, application), application.device)
+    assert (copy.client, copy.device) == (client_of(world, registered), registered.device)
 
 
 def test_4_1_3_step_3_propagation_is_repeated_until_it_succeeds(world: World) -> None:
@@ -92,16 +82,10 @@ def test_4_1_3_step_3_propagation_is_repeated_until_it_succeeds(world: World) ->
     assert application.confirmed[b"x"]
 
 
-def test_4_1_3_step_4_the_version_is_read_after_the_copy_is_written(world: World) -> None:
+def test_4_1_3_step_4_the_version_is_read_after_the_copy_is_written(world: World, registering: Application) -> None:
     """After propagation succeeded, the latest version is read from the Matcher: in this order, so that no update falls between."""
-    application = world.add()
-    world.run(1)
-    world.pipeline_runs = False
-    application.register(b"x")
-    world.pump()
     world.table.trace.clear()
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     world.step(task)
     world.step(task)
     assert [(kind, row.table) for kind, row in world.table.trace] == [("write", "matcher"), ("read", "matcher")]
@@ -167,25 +151,19 @@ def test_4_1_3_step_4_a_version_held_is_not_told_again() -> None:
     assert answer(held=None, known=7)[3:] == (OUTCOME_VERSION, 7)
 
 
-def test_4_1_3_step_5_confirmation_follows_propagation_and_ends_what_is_pending(world: World) -> None:
+def test_4_1_3_step_5_confirmation_follows_propagation_and_ends_what_is_pending(world: World, registering: Application) -> None:
     """The client is told that it is registered when the Matcher has its copy, and the operation leaves the pending set."""
-    application = world.add()
-    world.run(1)
-    world.pipeline_runs = False
-    application.register(b"x")
-    world.pump()
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     for _ in range(4):
-        row = world.row_of(client_of(world, application))
-        assert b"x" not in application.confirmed
+        row = world.row_of(client_of(world, registering))
+        assert b"x" not in registering.confirmed
         assert row.pending_count == 1
         world.step(task)
         world.now += 0.1
         world.flowing = world.feed.lag() == 0
         world.pump()
-    assert application.confirmed[b"x"]
-    assert world.row_of(client_of(world, application)).pending_count == 0
+    assert registering.confirmed[b"x"]
+    assert world.row_of(client_of(world, registering)).pending_count == 0
 
 
 def test_4_1_3_step_5_the_marker_ends_together_with_the_notification_in_one_write(world: World) -> None:
@@ -201,19 +179,16 @@ def test_4_1_3_step_5_the_marker_ends_together_with_the_notification_in_one_writ
     assert len(done.cells) == 2
 
 
-def test_4_1_3_unregistration_is_analogous(world: World) -> None:
+def test_4_1_3_unregistration_is_analogous(world: World, registered: Application) -> None:
     """Unregistrations go the same way: ordered, written with a marker, propagated, confirmed. Then nothing more is told."""
-    application = world.add()
-    application.register(b"x")
+    registered.unregister(b"x")
     world.run(1)
-    application.unregister(b"x")
-    world.run(1)
-    assert application.confirmed[b"x"] is False
+    assert registered.confirmed[b"x"] is False
     assert copies_of(world.table, X) == {}
     before = len(world.server_said)
     world.publish(b"x", 1)
     world.run(1)
-    assert not [one for message in world.server_said[before:] for one in message.notify]
+    assert not notified(world, before)
 
 
 def test_4_1_3_every_client_message_carries_a_digest_of_its_registrations(world: World) -> None:
@@ -266,18 +241,14 @@ def test_4_1_3_a_client_that_finds_a_discrepancy_resends_its_registrations(world
     assert X in world.row_of(client).registered()
 
 
-def test_4_1_3_a_server_that_finds_a_discrepancy_asks_the_client_to_resend(world: World) -> None:
+def test_4_1_3_a_server_that_finds_a_discrepancy_asks_the_client_to_resend(world: World, registered: Application) -> None:
     """When the server sees a digest that differs from its own, it requests that the client resend. Here that is a hint."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    _forget_registration(world, client_of(world, application))
-    session = world.session_of(application)
-    assert session is not None
+    _forget_registration(world, client_of(world, registered))
+    session = session_at(world, registered)
     session.take(world.model.row(session.client, fresh=True), world.now)
     world.flowing = False
-    application.core._outbox.heartbeat_due = world.now
-    application.call(application.core.tick)
+    registered.core._outbox.heartbeat_due = world.now
+    registered.call(registered.core.tick)
     world.deliver(world.in_flight.pop())
     assert world.server_said[-1].sync_request is not None
 
@@ -314,16 +285,13 @@ def test_4_1_3_a_sync_is_authoritative_and_applies_only_the_differences(world: W
     assert set(world.row_of(client_of(world, application)).registered()) == {X, object_key("demo", 0, b"y")}
 
 
-def test_4_1_3_the_application_restates_its_registrations_at_restart(world: World) -> None:
+def test_4_1_3_the_application_restates_its_registrations_at_restart(world: World, registered: Application) -> None:
     """Registrations are not kept on the client's disk: at a restart the application is asked to state them again."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    assert application.state is not None
-    assert b'"x"' not in application.state
-    world.restart(application, keep_state=True)
-    assert application.reissues == 1
-    assert set(application.core.desired) == {b"x"}
+    assert registered.state is not None
+    assert b'"x"' not in registered.state
+    world.restart(registered, keep_state=True)
+    assert registered.reissues == 1
+    assert set(registered.core.desired) == {b"x"}
 
 
 def test_4_1_3_when_digests_match_after_a_restart_no_registration_is_resent(world: World) -> None:
@@ -352,13 +320,8 @@ def test_4_1_3_a_discrepancy_after_a_restart_is_resolved_by_the_sync(world: Worl
     assert {key[-1:] for key in world.row_of(client_of(world, application)).registered()} == {b"y", b"z"}
 
 
-def test_4_1_3_a_repeated_registration_reuses_its_seqno(world: World) -> None:
+def test_4_1_3_a_repeated_registration_reuses_its_seqno(world: World, registering: Application) -> None:
     """The library repeats what is not answered. Here a repeat of what is pending adds no number, no write and no record."""
-    application = world.add()
-    world.run(1)
-    world.pipeline_runs = False
-    application.register(b"x")
-    world.pump()
     log, records = len(world.table.log), len(world.feed.topics["registrations"])
     before = len(world.clients_said)
     world.run(4)
@@ -366,7 +329,7 @@ def test_4_1_3_a_repeated_registration_reuses_its_seqno(world: World) -> None:
     assert (len(world.table.log), len(world.feed.topics["registrations"])) == (log, records)
     world.pipeline_runs = True
     world.run(20)
-    assert application.confirmed[b"x"]
+    assert registering.confirmed[b"x"]
     assert {status.state for message in world.server_said for status in message.status} == {REGISTERED}
 
 

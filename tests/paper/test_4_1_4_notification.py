@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from roskva.matcher.cells import read_version
 from roskva.matcher.core import accept, collapse, match
-from roskva.model import OUTCOME_UPDATE, ClientId, Propagation, Registration, Update, object_key
+from roskva.model import OUTCOME_UPDATE, ClientId, Propagation, Registration, Update
 from roskva.registrar.cells import LOG
+from tests.paper.stage import X, begin_task, notified, take_offline
 from tests.properties.pipeline import FEED_INCARNATION, Stage, live_cells
 from tests.properties.registrar import ACK_WAIT_S
 from tests.properties.store import PARTITIONS
 from tests.properties.world import SETTINGS, World
 
-X = object_key("demo", 0, b"x")
 
-
-def registered(world: World, count: int = 1, prompt: bool = True) -> None:
+def register_clients(world: World, count: int = 1, prompt: bool = True) -> None:
     for _ in range(count):
         world.add().register(b"x")
     world.run(1)
@@ -29,7 +28,7 @@ def logged(world: World) -> int:
 
 def test_4_1_4_step_1_published_updates_are_buffered_while_nobody_consumes_them(world: World) -> None:
     """A publish is acknowledged after a reliable handoff; while the consumer is away, updates wait in a persistent log."""
-    registered(world)
+    register_clients(world)
     world.pipeline_runs = False
     world.publish(b"x", 4)
     world.run(100)
@@ -53,12 +52,11 @@ def test_4_1_4_step_2_updates_are_taken_in_small_batches_by_the_objects_partitio
 
 def test_4_1_4_step_3_the_matcher_records_the_version_before_it_looks_for_registrations(world: World) -> None:
     """The Matcher updates the object's record, and after that finds out who is registered."""
-    registered(world)
+    register_clients(world)
     world.pipeline_runs = False
     world.publish(b"x", 1)
     world.table.trace.clear()
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     world.step(task)
     known = read_version(world.matcher_row(b"x"))
     assert known is not None
@@ -79,11 +77,10 @@ def test_4_1_4_step_3_registrars_get_tuples_of_client_object_and_version() -> No
 
 def test_4_1_4_step_4_an_unacknowledged_notification_is_stored_before_the_registrar_responds(world: World) -> None:
     """The Registrar stores the pending notification, then responds to the Matcher."""
-    registered(world, prompt=False)
+    register_clients(world, prompt=False)
     world.pipeline_runs = False
     world.publish(b"x", 1)
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     for _ in range(3):
         world.step(task)
     assert world.step(task) is False, "it responded though the notification is neither stored nor acknowledged"
@@ -98,7 +95,7 @@ def test_4_1_4_step_4_a_notification_acknowledged_within_50_ms_is_never_written(
 
     Here the client is told first; only what is unacknowledged after 50 ms is written. Until then the feed still has the update.
     """
-    registered(world, count=3)
+    register_clients(world, count=3)
     world.publish(b"x", 1)
     world.run(5)
     assert all(application.store[b"x"] == 1 for application in world.applications)
@@ -107,9 +104,8 @@ def test_4_1_4_step_4_a_notification_acknowledged_within_50_ms_is_never_written(
 
 def test_4_1_4_step_4_notifications_for_offline_clients_are_stored(world: World) -> None:
     """A client that is offline is told later: its notification is stored."""
-    registered(world)
-    world.reconnecting = False
-    world.disconnect(world.applications[0], noticed=True)
+    register_clients(world)
+    take_offline(world, world.applications[0])
     world.publish(b"x", 1)
     world.run(1)
     assert logged(world) == 1
@@ -120,12 +116,11 @@ def test_4_1_4_step_4_notifications_for_offline_clients_are_stored(world: World)
 
 def test_4_1_4_step_5_the_operation_ends_when_all_registrars_have_responded(world: World) -> None:
     """The Matcher forgets the operation only when every Registrar answered. Here: only then are the feed's offsets committed."""
-    registered(world, prompt=False)
+    register_clients(world, prompt=False)
     world.pipeline_runs = False
     world.publish(b"x", 1)
     lag = world.feed.lag()
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     for _ in range(4):
         world.step(task)
         assert world.feed.lag() == lag
@@ -136,11 +131,10 @@ def test_4_1_4_step_5_the_operation_ends_when_all_registrars_have_responded(worl
 
 def test_4_1_4_step_5_a_registrar_that_dies_before_it_responds_is_asked_again(world: World) -> None:
     """Without a response the operation stays, and is done again."""
-    registered(world, prompt=False)
+    register_clients(world, prompt=False)
     world.pipeline_runs = False
     world.publish(b"x", 1)
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     for _ in range(3):
         world.step(task)
     world.restart_registrar(links_break=True)
@@ -152,15 +146,15 @@ def test_4_1_4_step_5_a_registrar_that_dies_before_it_responds_is_asked_again(wo
 
 def test_4_1_4_step_6_unacknowledged_notifications_are_resent_to_clients_that_are_online(world: World) -> None:
     """Registrars resend what is unacknowledged, every 60 seconds. Here from 1 s, doubling, up to 60 s (8 s in these tests)."""
-    registered(world, prompt=False)
+    register_clients(world, prompt=False)
     world.publish(b"x", 1)
     world.run(0.1)
     before = len(world.server_said)
     world.run(40)
-    repeats = [one for message in world.server_said[before:] for one in message.notify]
+    repeats = notified(world, before)
     assert 5 <= len(repeats) <= 40 / SETTINGS.resend_max_s + 4
     world.applications[0].deal_with()
     world.run(1)
     before = len(world.server_said)
     world.run(40)
-    assert not [one for message in world.server_said[before:] for one in message.notify]
+    assert not notified(world, before)

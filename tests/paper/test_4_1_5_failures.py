@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.paper.stage import session_at, take_offline
+from tests.properties.application import Application
 from tests.properties.world import Packet, World
 
 
@@ -18,13 +20,11 @@ def test_4_1_5_tokens_of_before_are_detected_and_updated(world: World) -> None:
     """
     application = world.add()
     world.run(1)
-    before = world.session_of(application)
+    before = session_at(world, application)
     lose_everything(world)
     world.run(2)
-    after = world.session_of(application)
+    after = session_at(world, application)
     assert any(message.start_anew and message.start_anew.code == "token-elsewhere" for message in world.server_said)
-    assert before is not None
-    assert after is not None
     assert world.keyring.verify(after.token).incarnation > world.keyring.verify(before.token).incarnation
 
 
@@ -38,8 +38,7 @@ def test_4_1_5_clients_reissue_their_registrations_which_is_enough_to_rebuild_th
     lose_everything(world)
     world.heal()
     for application in applications:
-        session = world.session_of(application)
-        assert session is not None
+        session = session_at(world, application)
         assert world.row_of(session.client).digest.matches(application.core.desired.summary())
 
 
@@ -54,31 +53,24 @@ def test_4_1_5_lost_versions_are_told_as_unknown(world: World) -> None:
     assert [one.version for one in application.history] == [7, None]
 
 
-def test_4_1_5_notifications_pending_at_the_loss_do_not_go_missing(world: World) -> None:
+def test_4_1_5_notifications_pending_at_the_loss_do_not_go_missing(world: World, registered: Application) -> None:
     """Pending notifications are lost with the servers' state, and yet correctness is not compromised: unknown covers them."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    world.reconnecting = False
-    world.disconnect(application, noticed=True)
+    take_offline(world, registered)
     world.publish(b"x", 7)
     world.run(1)
     lose_everything(world)
     world.heal()
-    assert application.missing(b"x") == []
-    assert application.history[-1].unknown
+    assert registered.missing(b"x") == []
+    assert registered.history[-1].unknown
 
 
-def test_4_1_5_after_the_restart_updates_are_processed_as_usual(world: World) -> None:
+def test_4_1_5_after_the_restart_updates_are_processed_as_usual(world: World, registered: Application) -> None:
     """Once registrations are rebuilt, updates flow as before."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     lose_everything(world)
     world.run(5)
     world.publish(b"x", 8)
     world.run(1)
-    assert application.history[-1].version == 8
+    assert registered.history[-1].version == 8
 
 
 def test_4_1_6_a_lost_token_request_is_retried(world: World) -> None:
@@ -136,17 +128,13 @@ def test_4_1_6_reordered_registration_changes_do_not_undo_later_ones(world: Worl
     packets, world.in_flight = world.in_flight[::-1], []
     for packet in packets:
         world.deliver(packet)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     assert list(world.row_of(session.client).registered()) == []
     world.heal()
 
 
-def test_4_1_6_a_lost_notification_is_delivered_again(world: World) -> None:
+def test_4_1_6_a_lost_notification_is_delivered_again(world: World, registered: Application) -> None:
     """Notifications are acknowledged, and hence delivered reliably."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.flowing = False
     world.publish(b"x", 1)
     world.run(0.5)
@@ -154,14 +142,11 @@ def test_4_1_6_a_lost_notification_is_delivered_again(world: World) -> None:
     world.in_flight.clear()
     world.flowing = True
     world.run(10)
-    assert application.store[b"x"] == 1
+    assert registered.store[b"x"] == 1
 
 
-def test_4_1_6_a_lost_acknowledgement_costs_a_duplicate_that_is_not_shown(world: World) -> None:
+def test_4_1_6_a_lost_acknowledgement_costs_a_duplicate_that_is_not_shown(world: World, registered: Application) -> None:
     """Duplicates are permitted by the semantics. Here the library acknowledges them again and shows each version once a run."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.flowing = False
     world.publish(b"x", 1)
     world.pump()
@@ -173,15 +158,12 @@ def test_4_1_6_a_lost_acknowledgement_costs_a_duplicate_that_is_not_shown(world:
     world.in_flight.clear()
     world.flowing = True
     world.run(10)
-    assert [one.version for one in application.history if not one.unknown] == [1]
-    assert application.core.in_sync(world.now)
+    assert [one.version for one in registered.history if not one.unknown] == [1]
+    assert registered.core.in_sync(world.now)
 
 
-def test_4_1_6_reordered_notifications_never_show_an_older_version_after_a_newer_one(world: World) -> None:
+def test_4_1_6_reordered_notifications_never_show_an_older_version_after_a_newer_one(world: World, registered: Application) -> None:
     """Reordering is permitted by the semantics. Here a run of the library shows the versions of an object in order."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.flowing = False
     for version in (1, 2, 3):
         world.publish(b"x", version)
@@ -190,7 +172,7 @@ def test_4_1_6_reordered_notifications_never_show_an_older_version_after_a_newer
     world.in_flight.clear()
     for packet in [packets[2], packets[0], packets[1], packets[2]]:
         world.deliver(packet)
-    assert [one.version for one in application.history if not one.unknown] == [3]
+    assert [one.version for one in registered.history if not one.unknown] == [3]
 
 
 def test_4_1_6_registrations_of_client_and_server_converge(world: World) -> None:

@@ -11,18 +11,11 @@ from roskva.model import ClientId, object_key, partition_of, session_of
 from roskva.registrar.cells import ACKNOWLEDGED, CREATED, LOG, PENDING, REG, SEEN, SEQNO, UNKNOWN, WAITING, client_row, log_cell
 from roskva.registrar.core import acknowledge
 from roskva.registrar.row import ClientRow
+from tests.paper.stage import X, client_of, session_at
 from tests.properties.application import Application
 from tests.properties.pipeline import live_cells
 from tests.properties.store import PARTITIONS
 from tests.properties.world import World
-
-X = object_key("demo", 0, b"x")
-
-
-def client_of(world: World, application: Application) -> ClientId:
-    session = world.session_of(application)
-    assert session is not None
-    return session.client
 
 
 def test_4_2_state_changes_are_blind_writes(world: World) -> None:
@@ -44,30 +37,24 @@ def test_4_2_1_nothing_is_overwritten_the_latest_version_of_a_cell_is_read() -> 
     assert live_cells(versions)[VERSION].timestamp == 9
 
 
-def test_4_2_1_the_two_views_are_separate_tables_keyed_by_the_partitioning_keys(world: World) -> None:
+def test_4_2_1_the_two_views_are_separate_tables_keyed_by_the_partitioning_keys(world: World, registered: Application) -> None:
     """Registrar and Matcher state are in separate tables; the partitioning keys are the row keys."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    client = client_of(world, application)
+    client = client_of(world, registered)
     assert {mutation.row.table for mutation in world.table.log} == {"registrar", "matcher"}
     assert client_row(client, PARTITIONS) in world.table.rows
     assert object_row(X, PARTITIONS) in world.table.rows
     assert object_row(X, PARTITIONS).partition == partition_of(X, PARTITIONS)
 
 
-def test_4_2_1_a_matcher_row_holds_version_its_source_and_the_registered_clients(world: World) -> None:
+def test_4_2_1_a_matcher_row_holds_version_its_source_and_the_registered_clients(world: World, registered: Application) -> None:
     """Each Matcher row has the latest version, the application id of the client that made it, and the registered clients."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    world.publish(b"x", 3, source=application)
+    world.publish(b"x", 3, source=registered)
     world.run(1)
     row = world.matcher_row(b"x")
     known = read_version(row)
     assert known is not None
-    assert (known.version, known.source) == (3, application.device)
-    assert set(row) == {VERSION, MATCHER_REG + client_of(world, application).encode()}
+    assert (known.version, known.source) == (3, registered.device)
+    assert set(row) == {VERSION, MATCHER_REG + client_of(world, registered).encode()}
 
 
 def test_4_2_1_a_registrar_row_holds_what_table_2_names(world: World) -> None:
@@ -131,19 +118,15 @@ def test_4_2_1_the_last_seqno_is_written_whenever_one_is_used(world: World) -> N
     assert world.row_of(client_of(world, application)).seqno > before
 
 
-def test_4_2_2_the_digest_of_each_online_client_is_in_memory(world: World) -> None:
+def test_4_2_2_the_digest_of_each_online_client_is_in_memory(world: World, registered: Application) -> None:
     """Registrars cache the registration digest of each client that is online, but not its registrations."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, registered)
     assert session.summary == world.row_of(session.client).digest.summary()
     world.model.cached.clear()
     world.table.trace.clear()
     before = len(world.server_said)
-    application.core._outbox.heartbeat_due = world.now
-    application.call(application.core.tick)
+    registered.core._outbox.heartbeat_due = world.now
+    registered.call(registered.core.tick)
     world.pump()
     assert world.server_said[before].summary == session.summary
     assert world.table.trace == []
@@ -177,36 +160,27 @@ def test_4_2_3_what_is_unacknowledged_is_found_in_the_table_after_a_restart(worl
     assert [one.version for one in application.history] == [5]
 
 
-def test_4_2_3_what_others_wrote_for_an_online_client_is_found_by_its_mark(world: World) -> None:
+def test_4_2_3_what_others_wrote_for_an_online_client_is_found_by_its_mark(world: World, registered: Application) -> None:
     """The scan finds what is stored for online clients. Here it follows marks, so that what the pipeline wrote in a Registrar's stead
     reaches the client within seconds."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.reachable = False
     world.publish(b"x", 5)
     world.run(2)
     assert world.table.marks
-    assert application.store[b"x"] == 5
+    assert registered.store[b"x"] == 5
 
 
-def test_4_2_3_online_clients_are_told_during_propagation(world: World) -> None:
+def test_4_2_3_online_clients_are_told_during_propagation(world: World, registered: Application) -> None:
     """To be fast, notifications are sent to online clients during Matcher propagation, without waiting for any scan."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     started = world.now
     world.publish(b"x", 5)
     world.pump()
-    assert application.store[b"x"] == 5
+    assert registered.store[b"x"] == 5
     assert world.now == started
 
 
-def test_4_2_3_undelivered_notifications_are_buffered_in_memory_and_resent_soon(world: World) -> None:
+def test_4_2_3_undelivered_notifications_are_buffered_in_memory_and_resent_soon(world: World, registered: Application) -> None:
     """The paper plans to buffer undelivered notifications in memory. Here this is so: the first resend comes after a second, unread."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.flowing = False
     world.publish(b"x", 5)
     world.run(0.5)
@@ -214,17 +188,14 @@ def test_4_2_3_undelivered_notifications_are_buffered_in_memory_and_resent_soon(
     world.flowing = True
     world.table.trace.clear()
     world.run(1)
-    assert application.store[b"x"] == 5
+    assert registered.store[b"x"] == 5
     assert not [row for kind, row in world.table.trace if kind == "read"]
 
 
-def test_4_2_1_a_new_session_outranks_the_seqnos_of_all_before_it(world: World) -> None:
+def test_4_2_1_a_new_session_outranks_the_seqnos_of_all_before_it(world: World, registered: Application) -> None:
     """Sequence numbers always increase, also over a handshake that another server answered."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    before = world.row_of(client_of(world, application)).seqno
-    world.restart(application, keep_state=True)
+    before = world.row_of(client_of(world, registered)).seqno
+    world.restart(registered, keep_state=True)
     world.run(2)
-    after = world.row_of(client_of(world, application)).seqno
+    after = world.row_of(client_of(world, registered)).seqno
     assert session_of(after) == session_of(before) + 1

@@ -13,22 +13,19 @@ from roskva.matcher.forms import Form, check, extract
 from roskva.model import Update, object_key, partition_of, rendezvous, session_of
 from roskva.protocol.messages import ClientMessage
 from roskva.protocol.tokens import Claims
+from tests.paper.stage import X, session_at
+from tests.properties.application import Application
 from tests.properties.pipeline import copies_of
 from tests.properties.registrar import DATA_CENTER
 from tests.properties.world import SETTINGS, World
 
-X = object_key("demo", 0, b"x")
 
-
-def test_4_loss_of_registration_state_at_the_server_is_repaired_by_the_client(world: World) -> None:
+def test_4_loss_of_registration_state_at_the_server_is_repaired_by_the_client(world: World, registered: Application) -> None:
     """The client library keeps the registrations and corrects the server where the two differ, so the server may lose them."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.lose_registrar_table()
     world.publish(b"x", 4)
     world.heal()
-    assert application.store[b"x"] == 4
+    assert registered.store[b"x"] == 4
 
 
 def test_4_a_registration_is_one_write_in_the_clients_view(world: World) -> None:
@@ -105,8 +102,7 @@ def test_4_1_1_the_registrar_keeps_registrations_unacknowledged_notifications_an
     application.register(b"x")
     world.publish(b"x", 1)
     world.run(1)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     row = world.row_of(session.client)
     assert list(row.registered()) == [X]
     assert [(one.object, one.version) for one in row.waiting()] == [(X, 1)]
@@ -123,8 +119,7 @@ def test_4_1_1_the_matcher_keeps_the_latest_version_and_a_copy_of_the_registered
     world.publish(b"x", 1)
     world.publish(b"x", 6)
     world.run(1)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     row = world.matcher_row(b"x")
     known = read_version(row)
     assert known is not None
@@ -132,15 +127,9 @@ def test_4_1_1_the_matcher_keeps_the_latest_version_and_a_copy_of_the_registered
     assert [copy.client for copy in read_copies(row)] == [session.client]
 
 
-def test_4_1_1_the_copy_of_registrations_is_updated_asynchronously(world: World) -> None:
+def test_4_1_1_the_copy_of_registrations_is_updated_asynchronously(world: World, registering: Application) -> None:
     """The Matcher's copy of the registrations follows the Registrar's after the fact."""
-    application = world.add()
-    world.run(1)
-    world.pipeline_runs = False
-    application.register(b"x")
-    world.pump()
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, registering)
     assert list(world.row_of(session.client).registered()) == [X]
     assert copies_of(world.table, X) == {}
     world.pipeline_runs = True
@@ -159,8 +148,7 @@ def test_4_1_1_both_keep_a_set_of_pending_operations(world: World) -> None:
     application.register(b"x")
     world.publish(b"x", 1)
     world.pump()
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     assert [key for key, _, _ in world.row_of(session.client).pending()] == [X]
     assert world.feed.lag() == 2
     world.pipeline_runs = True
@@ -186,8 +174,7 @@ def test_4_1_2_every_message_after_the_handshake_carries_the_token(world: World)
     world.run(300)
     after = [message for message in world.clients_said if message.init is None]
     assert len(after) > 3
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     assert {message.token for message in after} == {session.token}
 
 
@@ -207,8 +194,7 @@ def test_4_1_2_a_token_of_another_data_center_repeats_the_handshake(world: World
     """A session identifier names the data center that issued it; elsewhere the client is told to repeat the handshake."""
     application = world.add()
     world.run(1)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     foreign = world.keyring.sign(Claims(session.client, "demo", application.device, session.number + 5, "elsewhere", 1))
     world.model.receive(world.links[application], ClientMessage(token=foreign))
     assert world.server_said[-1].start_anew is not None
@@ -220,16 +206,13 @@ def test_4_1_2_the_client_identifier_lives_as_long_as_the_clients_state(world: W
     """A new token reuses the client identifier when possible: over restarts, and not when the state behind it is gone."""
     application = world.add()
     world.run(1)
-    first = world.session_of(application)
+    first = session_at(world, application)
     world.restart(application, keep_state=True)
     world.run(2)
-    second = world.session_of(application)
+    second = session_at(world, application)
     world.lose_registrar_table()
     world.run(5)
-    third = world.session_of(application)
-    assert first is not None
-    assert second is not None
-    assert third is not None
+    third = session_at(world, application)
     assert first.client == second.client != third.client
 
 
@@ -237,12 +220,10 @@ def test_4_1_2_a_client_holds_one_session_at_a_time(world: World) -> None:
     """A client goes through many session identifiers, but only one is good at any time: the earlier one is superseded."""
     application = world.add()
     world.run(1)
-    first = world.session_of(application)
+    first = session_at(world, application)
     world.restart(application, keep_state=True)
     world.run(1)
-    second = world.session_of(application)
-    assert first is not None
-    assert second is not None
+    second = session_at(world, application)
     world.flowing = False
     world.model.receive(world.links[application], ClientMessage(token=first.token))
     assert world.server_said[-1].start_anew is not None
@@ -250,18 +231,14 @@ def test_4_1_2_a_client_holds_one_session_at_a_time(world: World) -> None:
     assert world.model.sessions[second.client] is second
 
 
-def test_4_1_2_sessions_order_sequence_numbers(world: World) -> None:
+def test_4_1_2_sessions_order_sequence_numbers(world: World, registered: Application) -> None:
     """Each start of a client gets a new session identifier. Here it leads the seqno, so a later start outranks all before it."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, registered)
     first = copies_of(world.table, X)[session.client]
-    world.restart(application, keep_state=True)
-    application.unregister(b"x")
+    world.restart(registered, keep_state=True)
+    registered.unregister(b"x")
     world.run(1)
-    application.register(b"x")
+    registered.register(b"x")
     world.run(1)
     second = copies_of(world.table, X)[session.client]
     assert session_of(first) < session_of(second)
@@ -285,13 +262,10 @@ def test_4_1_2_heartbeats_come_every_20_minutes_and_80_minutes_of_silence_mean_o
     assert defaults.offline_s == 80 * 60
 
 
-def test_4_1_2_a_silent_client_counts_as_offline_and_is_sent_nothing(world: World) -> None:
+def test_4_1_2_a_silent_client_counts_as_offline_and_is_sent_nothing(world: World, registered: Application) -> None:
     """The Registrar sends only to clients that are online; one that was silent for too long is not."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.reconnecting = False
-    world.disconnect(application, noticed=False)
+    world.disconnect(registered, noticed=False)
     world.run(SETTINGS.offline_s + 1)
     before = len(world.server_said)
     world.publish(b"x", 1)
@@ -317,8 +291,7 @@ def test_4_1_2_a_heartbeat_of_a_client_that_is_online_needs_only_memory(world: W
     application = world.add()
     application.register(b"x")
     world.run(5)
-    session = world.session_of(application)
-    assert session is not None
+    session = session_at(world, application)
     world.table.trace.clear()
     for _ in range(3):
         world.model.receive(world.links[application], ClientMessage(token=session.token, summary=session.summary))

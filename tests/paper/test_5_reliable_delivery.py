@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from roskva.model import ClientId, object_key
 from roskva.registrar.cells import PENDING, REG
+from tests.paper.stage import X, begin_task, client_of, take_offline
 from tests.properties.application import Application
 from tests.properties.pipeline import Stage, copies_of
 from tests.properties.store import Fault
 from tests.properties.world import SETTINGS, World
-
-X = object_key("demo", 0, b"x")
-
-
-def client_of(world: World, application: Application) -> ClientId:
-    session = world.session_of(application)
-    assert session is not None
-    return session.client
 
 
 def test_5_a_client_that_registers_always_eventually_learns_the_latest_version(world: World) -> None:
@@ -39,17 +31,14 @@ def test_5_a_client_that_registers_always_eventually_learns_the_latest_version(w
     assert [application.missing(b"x") for application in applications] == [[], []]
 
 
-def test_5_intermediate_versions_may_be_suppressed(world: World) -> None:
+def test_5_intermediate_versions_may_be_suppressed(world: World, registered: Application) -> None:
     """Reliability is one-sided: the latest version is learned, those between may not be."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.pipeline_runs = False
     for version in range(1, 100):
         world.publish(b"x", version)
     world.pipeline_runs = True
     world.run(1)
-    assert [one.version for one in application.history if not one.unknown] == [99]
+    assert [one.version for one in registered.history if not one.unknown] == [99]
 
 
 def test_5_a_client_away_for_long_gets_one_notification_per_changed_object(world: World) -> None:
@@ -58,8 +47,7 @@ def test_5_a_client_away_for_long_gets_one_notification_per_changed_object(world
     for name in (b"x", b"y"):
         application.register(name)
     world.run(1)
-    world.reconnecting = False
-    world.disconnect(application, noticed=True)
+    take_offline(world, application)
     for version in range(1, 200):
         world.publish(b"x", version)
         world.publish(b"y", version)
@@ -71,12 +59,9 @@ def test_5_a_client_away_for_long_gets_one_notification_per_changed_object(world
     assert sorted(told) == [("x", "199"), ("y", "199")]
 
 
-def test_5_client_and_registrar_disagreement_is_detected_by_the_next_heartbeat(world: World) -> None:
+def test_5_client_and_registrar_disagreement_is_detected_by_the_next_heartbeat(world: World, registered: Application) -> None:
     """Every message has the digest, heartbeats too, so that any disagreement is found in time, and the sync ends it."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    client = client_of(world, application)
+    client = client_of(world, registered)
     for key, row in world.table.rows.items():
         if key.key == client.encode():
             row.pop(REG + X)
@@ -84,20 +69,14 @@ def test_5_client_and_registrar_disagreement_is_detected_by_the_next_heartbeat(w
     world.model.cached.clear()
     world.run(2.5 * SETTINGS.heartbeat_s)
     assert list(world.row_of(client).registered()) == [X]
-    assert application.core.in_sync(world.now)
+    assert registered.core.in_sync(world.now)
 
 
-def test_5_the_pending_marker_is_set_atomically_and_cleared_only_after_all_dependent_writes(world: World) -> None:
+def test_5_the_pending_marker_is_set_atomically_and_cleared_only_after_all_dependent_writes(world: World, registering: Application) -> None:
     """The marker lands in the write of the registration, and goes only when the Matcher's write has succeeded."""
-    application = world.add()
-    world.run(1)
-    world.pipeline_runs = False
-    application.register(b"x")
-    world.pump()
-    client = client_of(world, application)
+    client = client_of(world, registering)
     world.pipeline_steps.faults.append(Fault.LOST)
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     world.step(task)
     assert task.stage is Stage.WRITE
     assert copies_of(world.table, X) == {}
@@ -126,8 +105,7 @@ def test_5_an_update_leaves_the_feed_only_after_it_was_written(world: World) -> 
     world.pipeline_runs = False
     world.publish(b"x", 1)
     world.pipeline_steps.faults.extend([Fault.LOST] * 3)
-    world.pipeline.begin()
-    (task,) = world.pipeline.tasks
+    task = begin_task(world)
     for _ in range(3):
         world.step(task)
         assert world.feed.lag() == 1
@@ -137,14 +115,11 @@ def test_5_an_update_leaves_the_feed_only_after_it_was_written(world: World) -> 
     assert world.matcher_row(b"x")
 
 
-def test_5_an_update_that_was_written_is_propagated_even_if_the_matcher_dies(world: World) -> None:
+def test_5_an_update_that_was_written_is_propagated_even_if_the_matcher_dies(world: World, registered: Application) -> None:
     """Pending work ensures that what is written at the Matcher reaches the Registrars eventually.
 
     Here the batch is repeated, and a version equal to the one in the row is told again.
     """
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     world.pipeline_runs = False
     world.publish(b"x", 1)
     world.pipeline.begin()
@@ -153,7 +128,7 @@ def test_5_an_update_that_was_written_is_propagated_even_if_the_matcher_dies(wor
     assert world.matcher_row(b"x")
     world.pipeline_runs = True
     world.run(1)
-    assert application.store[b"x"] == 1
+    assert registered.store[b"x"] == 1
 
 
 def test_5_post_propagation_tells_a_version_that_arrived_before_the_registration(world: World) -> None:
@@ -166,12 +141,9 @@ def test_5_post_propagation_tells_a_version_that_arrived_before_the_registration
     assert application.store[b"x"] == 3
 
 
-def test_5_if_the_matcher_knows_no_version_the_client_is_told_unknown(world: World) -> None:
+def test_5_if_the_matcher_knows_no_version_the_client_is_told_unknown(world: World, registered: Application) -> None:
     """If no version is present at the Matcher, the registration yields unknown."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
-    assert [one.unknown for one in application.history] == [True]
+    assert [one.unknown for one in registered.history] == [True]
 
 
 def test_5_a_notification_is_retained_until_it_is_acknowledged(world: World) -> None:
@@ -201,12 +173,9 @@ def test_5_a_notification_is_retained_until_a_later_one_supersedes_it(world: Wor
     assert [one.version for one in world.row_of(client_of(world, application)).waiting()] == [2], "1 also cleared 2"
 
 
-def test_5_updates_after_the_registration_reached_the_matcher_are_sent_to_the_client(world: World) -> None:
+def test_5_updates_after_the_registration_reached_the_matcher_are_sent_to_the_client(world: World, registered: Application) -> None:
     """A registration eventually reaches the Matcher; every later update of the object is then sent to the client."""
-    application = world.add()
-    application.register(b"x")
-    world.run(1)
     for version in (1, 2, 3):
         world.publish(b"x", version)
         world.run(1)
-        assert application.store[b"x"] == version
+        assert registered.store[b"x"] == version

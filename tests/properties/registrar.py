@@ -25,6 +25,7 @@ from roskva.model import (
     ObjectKey,
     Propagation,
     Registration,
+    client_partition,
     epoch_of,
     name_from_text,
     name_of,
@@ -223,7 +224,8 @@ class RegistrarShell:
             self._leave(known)
             if known.number != claims.session and known.channel is not None and known.channel is not channel:
                 self._start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
-        session = Session(claims.client, claims.application, self.settings, token, claims.session, channel)
+        partition = client_partition(claims.client, PARTITIONS)
+        session = Session(claims.client, partition, claims.application, self.settings, token, claims.session, channel)
         previous = channel.session
         if isinstance(previous, Session) and previous.channel is channel:
             self._leave(previous)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
-from unittest.mock import patch
 
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import TokenInvalid, Unavailable
@@ -17,7 +16,6 @@ from roskva.feed.interface import Entry
 from roskva.model import UNAVAILABLE, Propagation
 from roskva.protocol.messages import ClientMessage
 from roskva.protocol.tokens import Keyring
-from roskva.registrar import handshakes
 from roskva.registrar.members import Member, MemberView, member_cell
 from roskva.registrar.service import Registrar, unverified
 from roskva.registrar.sessions import Channel
@@ -71,7 +69,7 @@ class Lanes:
 
     def __init__(self, process: ServiceShell, table: ModelTable, feed: ModelFeed, steps: Steps, incarnation: int) -> None:
         self.process = process
-        self.table = self  # what the Registrar asks of the engine itself: `incarnation`, `delete_rows`
+        self.table = self  # what the Registrar asks of the engine itself: `delete_rows`
         self._table = table
         self._feed = feed
         self._steps = steps
@@ -90,6 +88,10 @@ class Lanes:
         await self._pause()
         return found
 
+    async def incarnation_of(self, table: str, partition: int) -> int:
+        await self._pause()
+        return self._incarnation
+
     async def _durable(self, step: Callable[[], None]) -> None:
         await self._pause()
         try:
@@ -103,9 +105,6 @@ class Lanes:
         await asyncio.sleep(self.process.pause_s())
         if self.process.crash is not None:
             await asyncio.get_running_loop().create_future()
-
-    def incarnation(self, table: str, partition: int) -> int:
-        return self._incarnation
 
     def delete_rows(self, rows: Sequence[RowKey]) -> None:
         for row in rows:
@@ -145,7 +144,6 @@ class ServiceShell:
         self.pause_s = pause_s
         self.crash: Crash | None = None
         self._keyring = keyring
-        self._mint = mint
         self._loop = WorldLoop(clock)
         members = MemberView(timeout_s=1e12)
         members.observe([member_cell(Member(id="model", internal="", public=""), 1)], clock())
@@ -158,7 +156,15 @@ class ServiceShell:
         )
         lanes: Any = Lanes(self, table, feed, steps, incarnation)
         self.registrar = Registrar(
-            settings, lanes, lanes, keyring, "model", members, clock=clock, wall_clock=lambda: clock() + WALL_CLOCK_AHEAD_S
+            settings,
+            lanes,
+            lanes,
+            keyring,
+            "model",
+            members,
+            clock=clock,
+            wall_clock=lambda: clock() + WALL_CLOCK_AHEAD_S,
+            unguessable=lambda size: mint(),
         )
         self._loop.create_task(self.registrar.start())
         self._run()
@@ -171,9 +177,8 @@ class ServiceShell:
         self.registrar.rows.drop_all()
 
     def _run(self) -> None:
-        """Let the loop do all that is ready. Client ids come from the world, so that a run can be repeated."""
-        with patch.object(handshakes, "secrets", _Minter(self._mint)):
-            self._loop.run_ready()
+        """Let the loop do all that is ready."""
+        self._loop.run_ready()
         if self.crash is not None:
             raise self.crash
 
@@ -225,11 +230,3 @@ class ServiceShell:
             task.cancel()
         self._loop.run_ready()
         self._loop.close()
-
-
-class _Minter:
-    def __init__(self, mint: Callable[[], str]) -> None:
-        self._mint = mint
-
-    def token_urlsafe(self, size: int) -> str:
-        return self._mint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,16 @@ from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_table
 
 KEYRING = Keyring({1: b"k" * 32})
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class HeldChannel:
@@ -56,7 +67,14 @@ class HeldChannel:
 class Place:
     """One Registrar over a data directory."""
 
-    def __init__(self, settings: Settings, member: str = "m1", others: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        member: str = "m1",
+        others: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self.settings = settings
         self.engine = open_table(settings)
         self.feed = open_feed(settings)
@@ -65,7 +83,9 @@ class Place:
         self.members = MemberView(timeout_s=5.0)
         cells = [member_cell(Member(one, "127.0.0.1:1", "127.0.0.1:2"), 1) for one in (member, *others)]
         self.members.observe(cells, 0.0)
-        self.registrar = Registrar(settings, self.table_lanes, self.feed_lanes, KEYRING, member, self.members)
+        self.registrar = Registrar(
+            settings, self.table_lanes, self.feed_lanes, KEYRING, member, self.members, clock=clock, wall_clock=wall_clock
+        )
 
     async def close(self) -> None:
         await self.registrar.stop()

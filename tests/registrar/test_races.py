@@ -168,6 +168,27 @@ async def test_an_announcement_does_not_take_the_session_from_the_channel_that_s
     assert place.registrar.sessions[place.client(token)].channel is channel
 
 
+async def test_an_acknowledgement_that_comes_while_its_notification_is_being_written_is_written_too(place: Place) -> None:
+    channel, token, event = await registered(place)
+    write, begun, gate = place.table_lanes.write, asyncio.Event(), asyncio.Event()
+
+    async def held_back(mutations: Sequence[Mutation]) -> None:
+        begun.set()
+        await gate.wait()
+        await write(mutations)
+
+    place.table_lanes.write = held_back  # type: ignore[method-assign]
+    storing = asyncio.create_task(place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]))
+    await asyncio.wait_for(begun.wait(), 5)  # nobody answered in time
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="o", seqno=str(event.seqno), version="7")]))
+    gate.set()
+    assert await storing == [SETTLED]
+    async with asyncio.timeout(5):
+        while list(place.row(token).waiting()):
+            await asyncio.sleep(0.02)
+    assert place.row(token).logged(event.object, event.seqno) is not None
+
+
 async def test_an_acknowledgement_over_a_stored_lower_version_is_written(place: Place) -> None:
     channel, token, event = await registered(place)
     await place.registrar.propagate([told(event, OUTCOME_UPDATE, 5)])  # unanswered: stored

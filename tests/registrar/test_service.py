@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
+
 from roskva.config import Settings
 from roskva.model import (
     DROP_COPY,
@@ -43,6 +45,18 @@ async def test_a_registration_is_durable_with_its_pending_marker_before_the_matc
     row = place.row(token)
     assert row.is_pending(event.object, event.seqno)
     assert row.standing(event.object) == (event.seqno, True)
+
+
+async def test_a_grant_tells_the_whole_policy_of_the_application(place: Place) -> None:
+    """Clients may not be upgraded for years: what they are to do, and may expect, is the server's to say."""
+    channel = HeldChannel()
+    await place.start_client(channel)
+    config = (await channel.until(lambda m: m.config)).config
+    demo = place.settings.applications["demo"]
+    told = {name: getattr(config, name) for name in msgspec.structs.asdict(config) if hasattr(demo, name)}
+    assert told == {name: getattr(demo, name) for name in told}
+    assert {"heartbeat_s", "heartbeat_smear", "keepalive_s", "offline_s", "resend_min_s", "resend_max_s", "quiet_s"} <= told.keys()
+    assert (config.resend_min_s, config.resend_max_s) == (0.3, 1.0)
 
 
 async def test_an_acknowledged_notification_is_never_written(place: Place) -> None:

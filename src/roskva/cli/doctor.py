@@ -7,13 +7,11 @@ they remove again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import platform
 import resource
 import shutil
-import socket
 import sqlite3
 import statistics
 import sys
@@ -25,10 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from roskva.address import bound_socket
 from roskva.cli.http import get_json
 from roskva.cli.up import public_url
-from roskva.config import Settings, host_and_port
-from roskva.errors import RoskvaError
+from roskva.config import Settings
+from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
 
 OK: Final = "ok"
 WARN: Final = "warn"
@@ -108,15 +107,12 @@ def check_java(settings: Settings) -> Check:
 
 
 def check_port(settings: Settings) -> Check:
-    host, port = host_and_port(settings.listen)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            return Check("port", FAIL, f"{settings.listen}: {error.strerror}", "Choose another address with --listen HOST:PORT.")
+        bound_socket(settings.listen).close()
+    except AddressInUse:
         return _who_listens(settings.listen)
+    except InvalidSetting as error:
+        return Check("port", FAIL, error.what, "Choose another address with --listen HOST:PORT.")
     return Check("port", OK, f"{settings.listen} is free")
 
 

@@ -11,16 +11,16 @@ import ctypes
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from roskva.parent import when_parent_is_gone
+
 RUN: Final = "ROSKVA_RUN"  # names what a process belongs to
 PARENT: Final = "ROSKVA_PARENT"  # the process id of the supervisor that must not be outlived
 _PR_SET_PDEATHSIG: Final = 1
-_PARENT_POLL_S: Final = 0.5
 _ORPHAN_GRACE_S: Final = 5.0  # for a clean stop, after the supervisor is gone
 
 
@@ -44,12 +44,10 @@ def end_with_parent(environment: Mapping[str, str]) -> None:
         return
     # The signal is sent when the thread that started us ends, which is the supervisor's main thread.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    threading.Thread(target=_watch_parent, args=(int(parent),), name="parent-watch", daemon=True).start()
+    when_parent_is_gone(_end_as_orphan, int(parent))
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_POLL_S)
+def _end_as_orphan() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ORPHAN_GRACE_S)
     for process in of_run(os.environ.get(RUN, "")) | descendants([os.getpid()]):

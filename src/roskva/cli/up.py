@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import uuid
@@ -21,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from roskva.address import address_of, bound_socket, host_and_port
 from roskva.cli import processes
 from roskva.cli.http import get_json
 from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
-from roskva.config import Settings, host_and_port
+from roskva.config import Settings
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
 
 # What runs a part of the service: `gateway` or `pipeline` and its options are added.
@@ -51,27 +51,17 @@ def public_url(listen: str) -> str:
     """Where a person on this machine reaches the service that listens there."""
     host, port = host_and_port(listen)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{address_of(host, port)}"
 
 
 def claim_address(listen: str) -> str:
     """The address with its port: port 0 becomes a free one; a port in use is refused with who answers there."""
     host, port = host_and_port(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            port = int(probe.getsockname()[1])
-    except socket.gaierror as error:
-        raise InvalidSetting(f"listen is {listen!r}, but there is no host {host!r}: {error.strerror}.") from None
-    except PermissionError:
-        raise InvalidSetting(f"listen is {listen!r}, but this user may not listen on port {port}.") from None
-    except OSError as error:
-        if error.errno != 98:  # EADDRINUSE
-            raise InvalidSetting(f"listen is {listen!r}, but that cannot be listened on: {error.strerror}.") from None
+        with bound_socket(listen) as held:
+            return address_of(host, held.getsockname()[1])
+    except AddressInUse:
         raise AddressInUse(f"Port {port} on {host} is in use{_who_answers(listen)}.") from None
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _who_answers(listen: str) -> str:

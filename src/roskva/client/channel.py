@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from roskva.errors import InvalidSetting, MalformedMessage, ServiceUnreachable
-from roskva.protocol.messages import Config, ServerMessage, decode_server
+from roskva.protocol.messages import ServerMessage, decode_server
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +120,6 @@ class WebSocketChannel:
             self._queue.task_done()
         with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
             await asyncio.wait_for(self._socket.close(), CLOSE_S + 1.0)
-
-
-def connect_pause_s(config: Config, failures: int, dice: float) -> float:
-    """The first time quick; then from half of a bound that doubles, up to all of it."""
-    if failures == 0:
-        return config.connect_min_s * dice
-    bound_s = min(config.connect_max_s, config.connect_min_s * 2.0 ** min(failures, 32))
-    return bound_s * (0.5 + dice / 2)
 
 
 def channel_url(url: str) -> str:

@@ -38,3 +38,11 @@ def within_reason(config: Config) -> Config:
 def objects_per_message(config: Config) -> int:
     """How many operations, acknowledgements or stated registrations fit one message, by number and by size at worst."""
     return max(1, min(config.operations_per_message_max, (config.message_bytes_max - _HEAD_BYTES) // _OBJECT_BYTES))
+
+
+def connect_pause_s(config: Config, failures: int, dice: float) -> float:
+    """The first time quick; then from half of a bound that doubles, up to all of it."""
+    if failures == 0:
+        return config.connect_min_s * dice
+    bound_s = min(config.connect_max_s, config.connect_min_s * 2.0 ** min(failures, 32))
+    return bound_s * (0.5 + dice / 2)

@@ -20,8 +20,9 @@ import aiohttp
 from roskva.client import actions
 from roskva.client.actions import Action, Notification
 from roskva.client.callbacks import Callback, Callbacks, call, key_of
-from roskva.client.channel import WebSocketChannel, channel_url, connect_pause_s
+from roskva.client.channel import WebSocketChannel, channel_url
 from roskva.client.core import ClientCore
+from roskva.client.limits import connect_pause_s
 from roskva.client.mailbox import Mailbox
 from roskva.client.statefile import StateFile, new_device, open_identity
 from roskva.errors import ClientStopped, InvalidName, InvalidVersion, ServiceUnreachable

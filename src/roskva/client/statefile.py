@@ -14,6 +14,7 @@ import secrets
 from pathlib import Path
 
 from roskva.client.state import KeptState, StateDamaged, decode_state, encode_state
+from roskva.durable import sync_directory
 from roskva.errors import InvalidSetting, RoskvaError, StateInUse
 
 log = logging.getLogger(__name__)
@@ -56,11 +57,7 @@ class StateFile:
         finally:
             os.close(file)
         os.replace(temporary, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(self.path.parent)
 
     def close(self) -> None:
         """Let go of the lock. The lock's file stays: removing it would let two clients hold two different files."""

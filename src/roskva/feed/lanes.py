@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from roskva.errors import Overloaded, Unavailable
 from roskva.feed.interface import Entry, Feed
@@ -16,30 +16,39 @@ QUEUED_ENTRIES_MAX: Final = 20_000  # of one lane, in the queue and under way; a
 BATCH_ENTRIES_MAX: Final = 4_000  # of one transaction, a larger single call aside
 
 
-class FeedLanes:
-    """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop."""
+class Appended(NamedTuple):
+    """Where entries are now, durably, and what a look that began after that has found."""
 
-    def __init__(self, feed: Feed) -> None:
+    offsets: list[int]
+    looked: Any
+
+
+class FeedLanes:
+    """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop.
+
+    `look` is called in the lane's thread after each commit, once for all whose entries were in it.
+    """
+
+    def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None) -> None:
         self.feed = feed
-        self._lanes: dict[tuple[str, int], Lane[Sequence[Entry], list[int]]] = {}
+        self._look = look
+        self._lanes: dict[tuple[str, int], Lane[Sequence[Entry], Appended]] = {}
+
+    def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
+        """Append entries whose keys all belong to this partition, by `partition_of`: whoever grouped them knows it. Not none."""
+        return self._lane(topic, partition).submit(entries, len(entries))
 
     async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
         """Like `Feed.append`. An exception reaches exactly the callers whose entries were in the partition that failed."""
-        if not entries:
-            return []
-        if len(entries) == 1:
-            partition = partition_of(entries[0].key, self.feed.partitions)
-            return [(partition, (await self._lane(topic, partition).submit(entries, 1))[0])]
         groups: dict[int, list[int]] = {}
         for index, entry in enumerate(entries):
             groups.setdefault(partition_of(entry.key, self.feed.partitions), []).append(index)
-        lanes = [(self._lane(topic, partition), indexes) for partition, indexes in groups.items()]
-        if any(lane.full for lane, _ in lanes):  # all or nothing: the caller will come again with all
+        if any(self._lane(topic, partition).full for partition in groups):  # all or nothing: the caller will come again with all
             raise Overloaded(f"A partition of {topic} has as many records waiting as allowed.")
-        offsets = await all_of([lane.submit([entries[index] for index in indexes], len(indexes)) for lane, indexes in lanes])
+        parts = [self.append_to(topic, partition, [entries[index] for index in indexes]) for partition, indexes in groups.items()]
         answers: list[tuple[int, int]] = [(0, 0)] * len(entries)
-        for (partition, indexes), found in zip(groups.items(), offsets, strict=True):
-            for index, offset in zip(indexes, found, strict=True):
+        for (partition, indexes), appended in zip(groups.items(), await all_of(parts), strict=True):
+            for index, offset in zip(indexes, appended.offsets, strict=True):
                 answers[index] = (partition, offset)
         return answers
 
@@ -47,14 +56,14 @@ class FeedLanes:
         """Finish what was asked for. The feed itself stays open."""
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
 
-    def _lane(self, topic: str, partition: int) -> Lane[Sequence[Entry], list[int]]:
+    def _lane(self, topic: str, partition: int) -> Lane[Sequence[Entry], Appended]:
         lane = self._lanes.get((topic, partition))
         if lane is None:
             work = partial(self._append_batch, topic, partition)
             lane = self._lanes[topic, partition] = Lane(f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX)
         return lane
 
-    def _append_batch(self, topic: str, partition: int, calls: list[Sequence[Entry]]) -> list[list[int] | Exception]:
+    def _append_batch(self, topic: str, partition: int, calls: list[Sequence[Entry]]) -> list[Appended | Exception]:
         try:
             offsets = self.feed.append_to(topic, partition, [entry for entries in calls for entry in entries])
         except Unavailable as error:
@@ -64,9 +73,13 @@ class FeedLanes:
                 return [error]
             # One call was wrong in a way that only the engine sees: find out whose.
             return [self._append_batch(topic, partition, [entries])[0] for entries in calls]
-        answers: list[list[int] | Exception] = []
+        try:
+            looked = self._look()
+        except Exception as error:
+            return [error] * len(calls)
+        answers: list[Appended | Exception] = []
         start = 0
         for entries in calls:
-            answers.append(offsets[start : start + len(entries)])
+            answers.append(Appended(offsets[start : start + len(entries)], looked))
             start += len(entries)
         return answers

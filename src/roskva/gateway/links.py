@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -87,10 +88,13 @@ class InternalPort:
 
     async def start(self, listen: str) -> str:
         listener = listening_socket(listen)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: FrameConnection(self._frame, self._made, self._lost), sock=listener)
+        self._server = await asyncio.get_running_loop().create_server(self.accept, sock=listener)
         host, port = listener.getsockname()[:2]
         return f"{host}:{port}"
+
+    def accept(self) -> FrameConnection:
+        """The protocol of a new caller's connection."""
+        return FrameConnection(self._frame, self._made, self._lost)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -214,7 +218,7 @@ class Link:
             except (OSError, TimeoutError) as error:
                 log.warning("no link to member %s: %s", self.member.id, error)
             self._connection = None
-            await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
+            await asyncio.sleep(pause_s * (0.5 + self._links.random()))
             pause_s = min(RETRY_MAX_S, pause_s * 2)
 
     def _lost(self, connection: FrameConnection) -> None:
@@ -239,8 +243,9 @@ class Links:
 
     router: Router  # set by the service: routing and links need each other
 
-    def __init__(self, key: bytes, member: str, unanswered: Callable[[str], None]) -> None:
+    def __init__(self, key: bytes, member: str, unanswered: Callable[[str], None], random: Callable[[], float] = random.random) -> None:
         self.key = key
+        self.random = random  # for pauses
         self.member = member
         self.unanswered = unanswered
         self._links: dict[str, Link] = {}

@@ -2,23 +2,25 @@
 library).
 
 A request is answered when the last of its items is durable or refused. One bad item does not stop the rest, and a partition
-that is full or failing refuses only its own. Records carry the application's epoch: it is read again after the fsync, and
-if it rose in between, the updates are appended once more under the new one, since versions of the old one no longer count.
+that is full or failing refuses only its own. Records carry the application's epoch, as it was last seen: it is read again
+after the fsync, once for all publishes that share it, and if it rose in between, the updates are appended once more under the
+new one, since versions of the old one no longer count.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from roskva.config import ApplicationSettings, Settings
+from roskva.config import Settings
 from roskva.errors import BadRequest, MalformedMessage, RoskvaError, TooManyOperations, Unavailable, UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
-from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
+from roskva.feed.lanes import Appended
+from roskva.matcher.forms import Form, Malformed, Stamp, check, extract, form_of
 from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
 from roskva.telemetry.metrics import Metrics
 
@@ -28,9 +30,9 @@ _OK: Final = b'{"ok":true}'
 
 
 class Appender(Protocol):
-    """The part of the feed's lanes that publishing needs."""
+    """The part of the feed's lanes that publishing needs. `looked` is the epochs, by a look that began after the fsync."""
 
-    async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]: ...
+    def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]: ...
 
 
 class Item(Struct, forbid_unknown_fields=True):
@@ -71,12 +73,11 @@ class _Stored(Struct, omit_defaults=True):
     source: str = ""
 
 
-class _Valid(NamedTuple):
-    """An item that may be appended."""
+# An item that may be appended: name and value. Without a name: not found in the application's own form; the Bridge says why.
+_Valid = tuple[bytes | None, bytes]
 
-    name: bytes | None  # None: not found in the application's own form; the Bridge says why
-    value: bytes
 
+_Group = tuple[list[int], list[Entry]]  # of one partition: the places of items in their request, and their records
 
 _requests = msgspec.json.Decoder(_Request)
 _loose_requests = msgspec.json.Decoder(_LooseRequest)
@@ -95,7 +96,7 @@ class Publishing:
         self._metrics.publish_requests += 1
         application, items = self._read(body)
         outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
-        valid = {index: item for index, item in enumerate(items) if isinstance(item, _Valid)}
+        valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
         self._metrics.updates_accepted += len(valid)
         await self._append(application, valid, outcomes)
@@ -113,6 +114,7 @@ class Publishing:
         if settings is None:
             raise UnknownApplication(request.application)
         form = form_of(settings)
+        form = _STANDARD if form == _STANDARD else form
         if (request.updates is not UNSET) + (request.raw is not UNSET) + (request.object is not UNSET) != 1:
             raise MalformedMessage("The request must have one of `updates`, `raw`, or `object` with `version`.")
         if request.updates is UNSET and request.raw is UNSET:
@@ -126,37 +128,63 @@ class Publishing:
             return request.application, [_checked_raw(bytes(raw), request.application, form) for raw in listed]  # type: ignore[arg-type]
         return request.application, [_checked(item, form) for item in listed]
 
-    async def _append(self, application: str, items: dict[int, _Valid], outcomes: list[RoskvaError | None]) -> None:
+    async def _append(self, application: str, items: list[tuple[int, _Valid]], outcomes: list[RoskvaError | None]) -> None:
         """Append what is valid, a call per partition, so that each item gets the outcome of its own."""
+        epoch = self._epoch_of(application)
         for _ in range(_EPOCH_RISES_MAX):
-            epoch = self._epoch_of(application)
-            headers = Stamp(application, epoch).encode()
-            groups: dict[int, tuple[list[int], list[Entry]]] = {}
-            for index, (name, value) in items.items():
-                # What has no name goes anywhere, but always to the same place: by its own bytes.
-                key = object_key(application, epoch, value[:64] if name is None else name)
-                indexes, entries = groups.setdefault(partition_of(key, self._settings.partitions), ([], []))
-                indexes.append(index)
-                entries.append(Entry(key, value, headers))
-            await asyncio.gather(*(self._append_group(indexes, entries, outcomes) for indexes, entries in groups.values()))
-            items = {index: item for index, item in items.items() if outcomes[index] is None}
-            if not items or self._epoch_of(application) == epoch:
+            groups = self._grouped(application, epoch, items)
+            epochs = await self._append_groups(groups, outcomes)
+            if any(outcomes):
+                items = [item for item in items if outcomes[item[0]] is None]
+            risen = [now for after in epochs if (now := after.get(application, 0)) != epoch]
+            if not items or not risen:
                 self._metrics.updates_appended += len(items)
                 return
-        for index in items:
+            epoch = max(risen)
+        for index, _ in items:
             outcomes[index] = Unavailable("The application is being reset over and over.")
 
-    async def _append_group(self, indexes: list[int], entries: list[Entry], outcomes: list[RoskvaError | None]) -> None:
+    def _grouped(self, application: str, epoch: int, items: list[tuple[int, _Valid]]) -> dict[int, _Group]:
+        headers = Stamp(application, epoch).encode()
+        start = object_key(application, epoch, b"")
+        partitions = self._settings.partitions
+        groups: dict[int, _Group] = {}
+        for index, (name, value) in items:
+            # What has no name goes anywhere, but always to the same place: by its own bytes.
+            key = start + (value[:64] if name is None else name)
+            partition = partition_of(key, partitions)
+            group = groups.get(partition)
+            if group is None:
+                group = groups[partition] = ([], [])
+            group[0].append(index)
+            group[1].append(Entry(key, value, headers))
+        return groups
+
+    async def _append_groups(self, groups: dict[int, _Group], outcomes: list[RoskvaError | None]) -> list[Mapping[str, int]]:
+        """Answers the epochs as they were after each group was durable."""
+        under_way: list[tuple[list[int], asyncio.Future[Appended]]] = []
+        epochs: list[Mapping[str, int]] = []
+        for partition, (indexes, entries) in groups.items():
+            try:
+                under_way.append((indexes, self._feed.append_to(UPDATES, partition, entries)))
+            except RoskvaError as error:
+                self._refuse(indexes, error, outcomes)
         try:
-            await self._feed.append(UPDATES, entries)
-        except RoskvaError as error:
-            self._metrics.updates_unavailable += len(indexes)
-            for index in indexes:
-                outcomes[index] = error
+            for indexes, future in under_way:
+                try:
+                    epochs.append((await future).looked)
+                except RoskvaError as error:
+                    self._refuse(indexes, error, outcomes)
+        finally:
+            for _, future in under_way:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # seen
+        return epochs
 
-
-def form_of(settings: ApplicationSettings) -> Form:
-    return Form(settings.object_path, settings.version_path, settings.source_path)
+    def _refuse(self, indexes: list[int], error: RoskvaError, outcomes: list[RoskvaError | None]) -> None:
+        self._metrics.updates_unavailable += len(indexes)
+        for index in indexes:
+            outcomes[index] = error
 
 
 def _decode_loosely(body: bytes) -> _LooseRequest:
@@ -201,9 +229,9 @@ def _valid(text: str, version: object, source: str | None, form: Form) -> _Valid
     name = name_from_text(text)
     number = version_from_number(version)
     device = check_device(source) if source else ""
-    if form == _STANDARD:
-        return _Valid(name, _encoder.encode(_Stored(text, number, device)))
-    return _Valid(name, _encoder.encode(_in_form(form, text, number, device)))
+    if form is _STANDARD:
+        return name, _encoder.encode(_Stored(text, number, device))
+    return name, _encoder.encode(_in_form(form, text, number, device))
 
 
 def _in_form(form: Form, text: str, version: int, source: str) -> dict[str, Any]:
@@ -225,7 +253,7 @@ def _checked_raw(value: bytes, application: str, form: Form) -> _Valid | RoskvaE
     fields = extract(value, form)
     update = fields if isinstance(fields, Malformed) else check(application, 0, fields)
     name = None if isinstance(update, Malformed) or isinstance(fields, Malformed) else name_from_text(fields.object or "")
-    return _Valid(name, value)
+    return name, value
 
 
 def error_object(error: RoskvaError) -> dict[str, Any]:

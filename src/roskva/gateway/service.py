@@ -15,6 +15,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import uvloop
@@ -34,6 +35,7 @@ from roskva.keys import load_keys
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_manifest, open_table
+from roskva.table.manifest import Manifest
 from roskva.telemetry.metrics import Metrics, registry_of
 
 log = logging.getLogger(__name__)
@@ -69,10 +71,14 @@ class Gateway:
         keys = await asyncio.to_thread(load_keys, settings.data)
         table = TableLanes(await asyncio.to_thread(open_table, settings), settings.partitions)
         undo.push_async_callback(table.close)
-        feed = FeedLanes(await asyncio.to_thread(open_feed, settings))
+        # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
+        # look has seen is what publishing asks for.
+        feed = FeedLanes(await asyncio.to_thread(open_feed, settings), look=lambda: manifest.seen().epochs)
         undo.push_async_callback(feed.close)
+        # Never on the loop: somebody may be writing the manifest. The Registrar's rounds look at it every second, off the loop.
+        epoch_seen = partial(_epoch_seen, manifest)
         self.view = MemberView(settings.member_timeout_s)
-        self.registrar = Registrar(settings, table, feed, keys.keyring, self.member_id, self.view, epoch_of=manifest.epoch)
+        self.registrar = Registrar(settings, table, feed, keys.keyring, self.member_id, self.view, epoch_of=epoch_seen)
         self.links = Links(keys.internal, self.member_id, lambda identity: self.membership.suspect(identity))
         undo.callback(self.links.stop)
         self.router = Router(settings, keys.keyring, self.registrar, self.view, self.member_id, self.links, metrics)
@@ -89,9 +95,9 @@ class Gateway:
         self.membership = Membership(table, self.view, Member(self.member_id, internal, public), settings.member_heartbeat_s)
         self.membership.observers.append(self._members_changed)
 
-        inspect = Inspection(settings, table, feed.feed, self.membership, metrics, manifest.epoch, self._sessions, self._outstanding)
+        inspect = Inspection(settings, table, feed.feed, self.membership, metrics, epoch_seen, self._sessions, self._outstanding)
         registry = registry_of(metrics, self.registrar.counters.items, self._gauges)
-        publishing = Publishing(settings, feed, manifest.epoch, metrics)
+        publishing = Publishing(settings, feed, epoch_seen, metrics)
         self.routes = Routes(settings, publishing, inspect, registry, metrics, self.port)
         runner = web.AppRunner(self.routes.application(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=_HTTP_STOP_S)
         await runner.setup()
@@ -120,6 +126,10 @@ class Gateway:
 
     def _gauges(self) -> list[tuple[str, int]]:
         return [("sessions", self._sessions()), ("outstanding", self._outstanding())]
+
+
+def _epoch_seen(manifest: Manifest, application: str) -> int:
+    return manifest.seen().epochs.get(application, 0)
 
 
 def run(settings: Settings) -> int:

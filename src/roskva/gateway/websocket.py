@@ -77,9 +77,10 @@ class WebSocketConnection(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
-        # The upgrade is done; its headers would be kept for the life of the connection, a kilobyte each.
-        transport.request.headers = _NO_HEADERS  # type: ignore[assignment]
-        transport.response.headers = _NO_HEADERS  # type: ignore[assignment]
+        # The upgrade is done; what it said would be kept for the life of the connection, more than a kilobyte.
+        request = transport.request
+        request.headers = transport.response.headers = _NO_HEADERS  # type: ignore[assignment]
+        request.method = request.path = request.version = b""
         transport.underlying_transport.set_write_buffer_limits(high=self._port.send_buffer_bytes_max)
         self._port.opened(self)
 
@@ -133,10 +134,11 @@ class WebSocketConnection(WSListener):
     def send(self, data: bytes) -> None:
         if self._closing or self._transport is None:
             return
-        if self in self._port.paused:
-            self._port.metrics.messages_dropped += 1
+        port = self._port
+        if port.paused and self in port.paused:
+            port.metrics.messages_dropped += 1
             return
-        self._port.metrics.messages_sent += 1
+        port.metrics.messages_sent += 1
         self._transport.send(_TEXT, data)
 
     def close(self, code: str) -> None:

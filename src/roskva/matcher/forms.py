@@ -6,7 +6,7 @@ fields are taken out by column expressions, here by `extract`; both feed `check`
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -20,6 +20,21 @@ class Form(NamedTuple):
     object_path: str = "object"
     version_path: str = "version"
     source_path: str = "source"
+
+
+class Paths(Protocol):
+    """An application's settings, as far as they are about its form."""
+
+    @property
+    def object_path(self) -> str: ...
+    @property
+    def version_path(self) -> str: ...
+    @property
+    def source_path(self) -> str: ...
+
+
+def form_of(application: Paths) -> Form:
+    return Form(application.object_path, application.version_path, application.source_path)
 
 
 class Stamp(NamedTuple):

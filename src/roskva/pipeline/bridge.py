@@ -14,14 +14,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from roskva.config import ApplicationSettings
-from roskva.matcher.forms import Form
+from roskva.matcher.forms import Form, form_of
 
 # What `bridge` adds. Texts are handed on as bytes: a text column that is not UTF-8 would end the task that reads it.
 COLUMNS: Final = ("object", "version", "source", "kinds")
-
-
-def form_of(application: ApplicationSettings) -> Form:
-    return Form(application.object_path, application.version_path, application.source_path)
 
 
 def bridge(df: DataFrame, applications: Mapping[str, ApplicationSettings]) -> DataFrame:

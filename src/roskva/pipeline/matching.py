@@ -20,9 +20,8 @@ from roskva.feed.interface import FAN_OUTS, UPDATES, Entry, Feed
 from roskva.matcher.cells import VERSION, object_row
 from roskva.matcher.core import Batch, accept, cells_to_read, collapse, hand_over, match
 from roskva.matcher.events import encode_update
-from roskva.matcher.forms import Malformed
+from roskva.matcher.forms import Malformed, form_of
 from roskva.model import ObjectKey, Propagation, Update, partition_of
-from roskva.pipeline.bridge import form_of
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import COLUMNS, Events, dead_letter, read_events
 from roskva.pipeline.patience import Backoff, persist

@@ -56,6 +56,7 @@ from roskva.registrar.cells import (
     seqno_cell,
     unknown_cell,
 )
+from roskva.registrar.cells import REGISTERED as REGISTERED_CELL
 from roskva.registrar.row import ClientRow, Standing
 from roskva.table.interface import Cell, Row
 
@@ -340,14 +341,15 @@ def judge(row: ClientRow, told: Propagation) -> Judgement:
     """
     if row.created is None:
         return _DROP
-    standing = row.standing(told.object)
-    if standing is None or told.seqno > standing.seqno:
-        if standing is not None and standing.registered:
+    cell = row.registration(told.object)
+    registered = cell is not None and cell.value == REGISTERED_CELL
+    if cell is None or told.seqno > cell.timestamp:
+        if registered:
             return _REISSUE
         return _SETTLED if told.outcome == OUTCOME_UNREGISTERED else _DROP
-    if told.seqno < standing.seqno:
+    if told.seqno < cell.timestamp:
         return _SETTLED
-    if standing.registered == (told.outcome == OUTCOME_UNREGISTERED):
+    if registered == (told.outcome == OUTCOME_UNREGISTERED):
         return _SETTLED
     return _DELIVER
 

@@ -17,6 +17,7 @@ from roskva.config import Settings
 from roskva.errors import BadRequest, Unavailable
 from roskva.model import (
     NOT_OWNER,
+    OUTCOME_UPDATE,
     SETTLED,
     UNAVAILABLE,
     ClientId,
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
 WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
 _SENT_JUST_NOW_S: Final = 1.0
+_TEXTS_KEPT_MAX: Final = 100_000
+_TURN_S: Final = 0.001
 
 
 class _Owed(NamedTuple):
@@ -58,17 +61,13 @@ class _Owed(NamedTuple):
     version: int | None
 
 
-class _Judged(NamedTuple):
-    """A propagation and what its client's row makes of it; no row: it cannot be read now."""
-
-    place: int  # in the call
-    told: Propagation
-    row: ClientRow | None
-    judgement: core.Judgement
+# A propagation, its place in the call, and what its client's row makes of it; no row: it cannot be read now.
+_Judged = tuple[int, Propagation, ClientRow | None, core.Judgement]
+_NOT_READ: Final = core.Judgement()
 
 
 def _judged(index: int, told: Propagation, row: ClientRow | None) -> _Judged:
-    return _Judged(index, told, row, core.Judgement() if row is None else core.judge(row, told))
+    return index, told, row, _NOT_READ if row is None else core.judge(row, told)
 
 
 class Delivery:
@@ -103,26 +102,30 @@ class Delivery:
         self._spawn = spawn
         self.unacknowledged: set[Session] = set()
         self.outstanding_count = 0
+        self._lag_s = 0.0  # how long the event loop lately took to come round to reading answers
         self._ack_cells: dict[ClientId, list[Cell]] = {}
-        self._texts: dict[ObjectKey, str] = {}
+        self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
 
     async def propagate(self, propagations: Sequence[Propagation]) -> list[int]:
         """One call of a Matcher task. Answers a verdict for each, in order."""
         self._counters.propagated += len(propagations)
         verdicts = [SETTLED] * len(propagations)
-        mine: list[int] = []
+        mine: list[tuple[int, Propagation]] = []
         for index, told in enumerate(propagations):
-            if self._owns(client_partition(told.client, self._settings.partitions)):
-                mine.append(index)
+            session = self._sessions.get(told.client)
+            partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
+            if self._owns(partition):
+                mine.append((index, told))
             else:
                 verdicts[index] = NOT_OWNER
-        rows, _ = await self._rows.get_many((propagations[index].client for index in mine), fresh=self._settling())
-        judged = await self._judge([(index, propagations[index]) for index in mine], rows)
-        wave = Wave()
+        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=self._settling())
+        judged = await self._judge(mine, rows)
+        wave = Wave(self._clock)
         at_once: list[_Owed] = []
         awaited: list[_Owed] = []
         reissues: list[int] = []
         outbox: dict[Session, list[Notify]] = {}
+        now_s = self._clock()
         for index, told, row, judgement in judged:
             if row is None:
                 verdicts[index] = UNAVAILABLE
@@ -132,40 +135,49 @@ class Delivery:
             elif judgement.reissue:
                 reissues.append(index)
             else:
-                owed = self._send(index, told, row, wave, outbox)
+                owed = self._send(index, told, row, wave, outbox, now_s)
                 (awaited if owed.entry is not None and owed.entry.waves else at_once).append(owed)
         for session, notifications in outbox.items():
             self._speak(session, notify=notifications)
         first = asyncio.ensure_future(self._store(at_once, verdicts))
+        asyncio.get_running_loop().call_later(_TURN_S, self._turned, now_s)
         wait_s = self._settings.ack_wait_ms / 1000.0
         await wave.wait(wait_s)
+        unsettled: list[_Owed] = []
         for one in awaited:
-            if one.session is not None and one.entry is not None and not one.entry.acknowledged:
-                one.session.answered(2 * wait_s)  # so that who never answers does not hold up every batch
-        await self._store(awaited, verdicts)
+            acknowledged = one.entry is not None and one.entry.acknowledged
+            if one.session is not None and not acknowledged:
+                one.session.answered(2 * (wait_s + self._lag_s))  # so that who never answers does not hold up every batch
+            if not acknowledged or one.told.outcome != OUTCOME_UPDATE:  # an acknowledged update leaves nothing to write
+                unsettled.append(one)
+        await self._store(unsettled, verdicts)
         await first
         for index in reissues:
             told = propagations[index]
             verdicts[index] = await self._reissue(told)
         return verdicts
 
+    def _turned(self, sent_s: float) -> None:
+        """The event loop came round after a call's sends: before that it read no answers, and no client is slow for it."""
+        self._lag_s = max(self._clock() - sent_s - _TURN_S, 0.7 * self._lag_s)
+
     async def _judge(self, told: Sequence[tuple[int, Propagation]], rows: dict[ClientId, ClientRow]) -> list[_Judged]:
         """A cached row may be behind what another gateway wrote: nothing is dropped or repaired before the table was asked."""
         judged = [_judged(index, one, self._rows.peek(one.client) or rows.get(one.client)) for index, one in told]
-        doubted = {one.told.client for one in judged if one.judgement.reissue or one.judgement.verdict not in (None, SETTLED)}
+        doubted = {told.client for _, told, _, found in judged if found.reissue or found.verdict not in (None, SETTLED)}
         if not doubted:
             return judged
         fresh, _ = await self._rows.get_many(doubted, fresh=True)
-        return [_judged(one.place, one.told, fresh.get(one.told.client)) if one.told.client in doubted else one for one in judged]
+        return [_judged(one[0], one[1], fresh.get(one[1].client)) if one[1].client in doubted else one for one in judged]
 
-    def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]]) -> _Owed:
+    def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]], now_s: float) -> _Owed:
         tell, version = core.notification_of(row, told)
         session = self._sessions.get(told.client)
         if session is None or not tell or self.outstanding_count >= self._settings.outstanding_max:
             return _Owed(index, told, row, session, None, tell, version)
-        now_s = self._clock()
         entry = self._entry(session, told.object, told.seqno, version)
-        self._note_stored(entry, row, version)
+        if row.waits:
+            self._note_stored(entry, row, version)
         raised = version is not None and entry.version is not None and version > entry.version
         if raised:
             entry.version = version
@@ -174,7 +186,7 @@ class Delivery:
             self._sent(session, entry, now_s)
             outbox.setdefault(session, []).append(self._notify(entry))
             self._counters.sent += 1
-        if session.answer_ms <= self._settings.ack_wait_ms and entry.stored != STORED:
+        if session.answer_ms <= self._settings.ack_wait_ms + 1000.0 * self._lag_s and entry.stored != STORED:
             entry.waves.append(wave)
             wave.join()
         return _Owed(index, told, row, session, entry, tell, version)
@@ -210,12 +222,12 @@ class Delivery:
         entry.due_s = now_s + entry.pause_s
 
     def _notify(self, entry: Outstanding) -> Notify:
-        text = self._texts.get(entry.object)
-        if text is None:
-            if len(self._texts) >= 100_000:
+        known = self._texts.get(entry.object)
+        if known is None:
+            if len(self._texts) >= _TEXTS_KEPT_MAX:
                 self._texts.clear()
-            text = self._texts[entry.object] = name_to_text(name_of(entry.object))
-        return notify_of(text, entry, epoch_of(entry.object))
+            known = self._texts[entry.object] = name_to_text(name_of(entry.object)), epoch_of(entry.object)
+        return notify_of(known[0], entry, known[1])
 
     async def _store(self, owed: Sequence[_Owed], verdicts: list[int]) -> None:
         """Settle in one write per client: `pending` done, together with what is still unacknowledged. Then confirm registrations."""
@@ -324,11 +336,14 @@ class Delivery:
         now_s = self._clock()
         unmatched: list[tuple[ObjectKey, int, int | None]] = []
         for ack in acks:
-            with contextlib.suppress(BadRequest):
+            try:
                 key = object_key(session.application, ack.epoch, name_from_text(ack.object))
                 version = None if ack.version is None else version_from_text(ack.version)
-                if not self._acknowledge_one(session, key, int(ack.seqno), version, now_s) and session.more:
-                    unmatched.append((key, int(ack.seqno), version))
+            except BadRequest:
+                continue
+            seqno = int(ack.seqno)
+            if not self._acknowledge_one(session, key, seqno, version, now_s) and session.more:
+                unmatched.append((key, seqno, version))
         if not session.outstanding and not session.more:
             self.unacknowledged.discard(session)
         if unmatched:

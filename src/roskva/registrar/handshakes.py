@@ -6,7 +6,6 @@ on earlier sessions of the same client are superseded. What a token claims is ch
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,13 +39,15 @@ class Handshakes:
     counters: Counters
     owns: Callable[[int], bool]
     epoch_of: Callable[[str], int]
+    incarnations: dict[int, int]  # of the partitions of those that were admitted, as they were then: whoever sees a change tells them
     day: Callable[[], int]
     time_ms: Callable[[], int]
+    unguessable: Callable[[int], str]  # text made of so many random bytes
 
     def mint(self) -> ClientId:
         """A new client id, of a partition that this Registrar owns if it owns any, so that no other is needed."""
         for _ in range(200):
-            client = ClientId(secrets.token_urlsafe(12))
+            client = ClientId(self.unguessable(12))
             if self.owns(client_partition(client, self.settings.partitions)):
                 break
         return client
@@ -64,7 +65,8 @@ class Handshakes:
         granted = await self._keep_id(init, created) or await self._new_id(created)
         self.counters.handshakes += 1
         row = granted.row
-        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, self._incarnation(row.client))
+        incarnation = await self._incarnation(row.client)
+        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation)
         token = self.keyring.sign(claims)
         reply = ServerMessage(
             token=token,
@@ -88,7 +90,7 @@ class Handshakes:
             return None
         async with self.orders.turn(prior.client):
             row = await self.rows.get(prior.client, fresh=True)
-            if not core.may_keep_id(row, prior, created, self.settings.data_center, self._incarnation(prior.client)):
+            if not core.may_keep_id(row, prior, created, self.settings.data_center, await self._incarnation(prior.client)):
                 return None
             return await self._write(row, created)
 
@@ -109,16 +111,19 @@ class Handshakes:
         `active` is the session of this client that spoke last, as far as this Registrar remembers.
         """
         settings = self.settings.applications.get(claims.application)
-        elsewhere = claims.data_center != self.settings.data_center or claims.incarnation != self._incarnation(claims.client)
+        incarnation = await self._incarnation(claims.client)
+        elsewhere = claims.data_center != self.settings.data_center or claims.incarnation != incarnation
         if settings is None or elsewhere:
             self.start_anew(channel, token, TokenElsewhere.code, keep=settings is not None)
             return None
+        partition = client_partition(claims.client, self.settings.partitions)
+        self.incarnations.setdefault(partition, incarnation)
         row = await self.rows.get(claims.client, fresh=True)
         admission = core.admit(row, claims.session, active)
         if admission != core.Admission.WELCOME:
             self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
             return None
-        return Session(claims.client, claims.application, settings, token, claims.session, channel), row
+        return Session(claims.client, partition, claims.application, settings, token, claims.session, channel), row
 
     def start_anew(self, channel: Channel, token: str, code: str, keep: bool) -> None:
         self.counters.superseded += code == core.Admission.SUPERSEDED
@@ -128,7 +133,11 @@ class Handshakes:
     def _config(self, application: str, settings: ApplicationSettings) -> Config:
         return Config(
             heartbeat_s=settings.heartbeat_s,
+            heartbeat_smear=settings.heartbeat_smear,
             keepalive_s=settings.keepalive_s,
+            offline_s=settings.offline_s,
+            resend_min_s=settings.resend_min_s,
+            resend_max_s=settings.resend_max_s,
             retry_min_s=settings.retry_min_s,
             retry_max_s=settings.retry_max_s,
             connect_min_s=settings.connect_min_s,
@@ -140,5 +149,5 @@ class Handshakes:
             epoch=self.epoch_of(application),
         )
 
-    def _incarnation(self, client: ClientId) -> int:
-        return self.table.table.incarnation("registrar", client_partition(client, self.settings.partitions))
+    async def _incarnation(self, client: ClientId) -> int:
+        return await self.table.incarnation_of("registrar", client_partition(client, self.settings.partitions))

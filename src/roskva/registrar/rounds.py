@@ -1,22 +1,25 @@
 """What a Registrar does by itself, round after round: resend, keep alive, follow marks, look again (Thialfi 4.1.2, 4.2.3).
 
-Each round is proportional to what is due, not to the number of clients, the keepalives aside. A failure ends a round, never the loop.
+Each round is proportional to what is due, not to the number of clients; only for keepalives all of them are visited, a few each second.
+A failure ends a round, never the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
 from roskva.errors import TokenElsewhere, Unavailable
-from roskva.model import ClientId, Registration, client_partition
+from roskva.model import ClientId, Registration
 from roskva.table.lanes import TableLanes
 
 if TYPE_CHECKING:
     from roskva.registrar.service import Registrar
+    from roskva.registrar.sessions import Session
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +35,22 @@ class Rounds:
         self._settings = settings
         self._table = table
         self._clock = clock
-        self._incarnations: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}  # of the partitions that were looked at here, or by an admission
+        self._next_second_s = clock()
         self._marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
         self._look_at_all_s: list[float] = []
+        self._unvisited: list[Session] = []
+        self._visits = 0
+        keepalives_s = [application.keepalive_s for application in settings.applications.values()]
+        self._visit_seconds = max(1, int(min(keepalives_s, default=0.0) / 10))
 
     def members_changed(self, settling_until_s: float) -> None:
         """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
         self._look_at_all_s = [self._clock() + _OTHERS_HEARD_S, settling_until_s + _OTHERS_HEARD_S]
-        self._notice_lost_partitions()
+        self._next_second_s = self._clock()
 
     async def run(self) -> None:
-        next_second_s = next_scan_s = next_marks_s = self._clock()
+        next_scan_s = next_marks_s = self._clock()
         while True:
             await asyncio.sleep(_TICK_S)
             try:
@@ -50,9 +58,9 @@ class Rounds:
                 for session in self.registrar.delivery.resend_due():
                     self.registrar.spawn(self.registrar.reread(session))
                 self._tell_settled(now_s)
-                if now_s >= next_second_s:
-                    next_second_s = now_s + 1.0
-                    self._notice_lost_partitions()
+                if now_s >= self._next_second_s:
+                    self._next_second_s = now_s + 1.0
+                    await self._notice_lost_partitions()
                     self._keep_alive(now_s)
                     self.registrar.rows.evict_idle(self._settings.row_idle_s)
                 if now_s >= next_marks_s:
@@ -69,21 +77,23 @@ class Rounds:
             except Exception:
                 log.exception("background work failed; it goes on")
 
-    def _notice_lost_partitions(self) -> None:
+    async def _notice_lost_partitions(self) -> None:
         """A partition of ours that was lost has a new incarnation: its clients are nobody's until they start anew."""
-        for partition in self.registrar.owned:
-            try:
-                incarnation = self._table.table.incarnation("registrar", partition)
-            except Unavailable as error:
-                log.warning("%s", error)  # the next look sees what became of it
+        owned = sorted(self.registrar.owned)
+        looks = (self._table.incarnation_of("registrar", partition) for partition in owned)
+        for partition, incarnation in zip(owned, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+            if isinstance(incarnation, Unavailable):
+                log.warning("%s", incarnation)  # the next look sees what became of it
                 continue
-            if self._incarnations.setdefault(partition, incarnation) == incarnation:
+            if isinstance(incarnation, BaseException):
+                raise incarnation
+            if self.incarnations.setdefault(partition, incarnation) == incarnation:
                 continue
             log.error("Registrar partition %d was lost: its clients start anew", partition)
-            self._incarnations[partition] = incarnation
+            self.incarnations[partition] = incarnation
             self.registrar.rows.drop_all()
             for session in list(self.registrar.sessions.values()):
-                if client_partition(session.client, self._settings.partitions) == partition and session.channel is not None:
+                if session.partition == partition and session.channel is not None:
                     self.registrar.handshakes.start_anew(session.channel, session.token, TokenElsewhere.code, keep=True)
                     self.registrar.leave(session)
 
@@ -94,7 +104,15 @@ class Rounds:
                 self.registrar.speak(session)
 
     def _keep_alive(self, now_s: float) -> None:
-        for session in list(self.registrar.sessions.values()):
+        """Visit a part of the sessions, so that each is visited within a tenth of the shortest keepalive, and no second visits all."""
+        if not self._unvisited:
+            self._unvisited = list(self.registrar.sessions.values())
+            self._visits = math.ceil(len(self._unvisited) / self._visit_seconds)
+        visited = self._unvisited[-self._visits :]
+        del self._unvisited[-self._visits :]
+        for session in visited:
+            if self.registrar.sessions.get(session.client) is not session:
+                continue  # it left
             if now_s - session.heard_s > session.settings.offline_s:
                 channel = session.channel
                 self.registrar.leave(session)

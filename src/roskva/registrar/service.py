@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -22,7 +23,6 @@ from roskva.model import (
     ClientId,
     Propagation,
     Registration,
-    client_partition,
 )
 from roskva.protocol.messages import (
     ClientMessage,
@@ -69,6 +69,7 @@ class Registrar:
         epoch_of: Callable[[str], int] = lambda application: 0,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        unguessable: Callable[[int], str] = secrets.token_urlsafe,
     ) -> None:
         self._settings = settings
         self._table = table
@@ -87,10 +88,21 @@ class Registrar:
         self._loop_task: asyncio.Task[None] | None = None
         self.unsettled_told: set[Session] = set()
         self._rereading: set[Session] = set()
-        self.handshakes = Handshakes(
-            settings, table, self.rows, self._orders, keyring, self.counters, self.owns, epoch_of, self._day, self._time_ms
-        )
         self._rounds = Rounds(self, settings, table, clock)
+        self.handshakes = Handshakes(
+            settings,
+            table,
+            self.rows,
+            self._orders,
+            keyring,
+            self.counters,
+            self.owns,
+            epoch_of,
+            self._rounds.incarnations,
+            self._day,
+            self._time_ms,
+            unguessable,
+        )
         self.recovery = Recovery(settings, table, member, clock, wall_clock)
         self.delivery = Delivery(
             settings,
@@ -138,7 +150,7 @@ class Registrar:
         self.owned = owned
         self._rounds.members_changed(self._settling_until_s)
         for session in list(self.sessions.values()):
-            if not self.owns(client_partition(session.client, self._settings.partitions)):
+            if not self.owns(session.partition):
                 self.leave(session)
 
     # What comes from clients.
@@ -257,6 +269,8 @@ class Registrar:
         now_s = session.heard_s = self._clock()
         if message.acks:
             self.delivery.acknowledge(session, message.acks)
+        if now_s - session.read_s >= session.settings.heartbeat_s:
+            self.spawn(self.reread(session))
         if message.register or message.unregister or message.sync is not None:
             self.spawn(self._guarded_operation(session, message))
             return
@@ -267,8 +281,6 @@ class Registrar:
             self.speak(session, sync_request=SyncRequest())
         elif not message.acks:
             self.speak(session)
-        if now_s - session.read_s >= session.settings.heartbeat_s:
-            self.spawn(self.reread(session))
 
     async def _guarded_operation(self, session: Session, message: ClientMessage) -> None:
         channel = session.channel
@@ -347,6 +359,7 @@ class Registrar:
     async def _reissue(self, told: Propagation) -> int:
         """Repair one registration whose row lost something. Durable when this returns SETTLED."""
         client = told.client
+        decision = core.Decision()
         try:
             async with self._orders.turn(client):
                 row = await self.rows.get(client, fresh=True)
@@ -358,8 +371,12 @@ class Registrar:
                 await self._table.write([Mutation(self.rows.key(client), cells) for cells in decision.writes])
                 for cells in decision.writes:
                     self.rows.apply(client, cells)
-        except Unavailable:
+        except BaseException as error:
             self.rows.drop(client)
+            self.recovery.appended(decision.events)
+            self.recovery.not_appended(decision.events)
+            if not isinstance(error, Unavailable):
+                raise
             return UNAVAILABLE
         self.counters.reissued += 1
         await self.append(decision.events)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
 from typing import Final, Protocol
 
@@ -20,6 +20,8 @@ from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
+_LATE_S: Final = 0.005  # the event loop is always a little late
+_WAITS_MAX: Final = 4
 NOT_STORED: Final = 0
 MAYBE_STORED: Final = 1  # a write is on its way or failed: an acknowledgement must be written too
 STORED: Final = 2
@@ -38,11 +40,16 @@ class Channel(Protocol):
 
 
 class Wave:
-    """One propagation call's wait for acknowledgements: over when all have answered, or at its time limit."""
+    """One propagation call's wait for acknowledgements: over when all have answered, or at its time limit.
 
-    __slots__ = ("_done", "_remaining")
+    While the event loop is busy nobody's answer is read: if it comes late to the end of the wait, the wait is as much longer,
+    so that clients are not taken for slow, and their notifications written, for what the loop did to them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_clock", "_done", "_remaining")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._remaining = 0
         self._done: asyncio.Future[None] | None = None
 
@@ -62,12 +69,18 @@ class Wave:
         if self._remaining == 0:
             return
         loop = asyncio.get_running_loop()
-        self._done = loop.create_future()
-        timer = loop.call_later(limit_s, self._over)
-        try:
-            await self._done
-        finally:
-            timer.cancel()
+        for _ in range(_WAITS_MAX):
+            self._done = loop.create_future()
+            end_s = self._clock() + limit_s
+            timer = loop.call_later(limit_s, self._over)
+            try:
+                await self._done
+            finally:
+                timer.cancel()
+            late_s = self._clock() - end_s
+            if self._remaining == 0 or late_s < _LATE_S:
+                return
+            limit_s = min(limit_s, late_s)
 
 
 class Outstanding:
@@ -88,9 +101,10 @@ class Outstanding:
 
     def release(self) -> None:
         """Nobody needs to wait for this one any longer: acknowledged, gone, or its client is offline."""
-        for wave in self.waves:
-            wave.answered()
-        self.waves = []
+        if self.waves:
+            for wave in self.waves:
+                wave.answered()
+            self.waves = []
 
 
 class Session:
@@ -107,6 +121,7 @@ class Session:
         "number",
         "operations",
         "outstanding",
+        "partition",
         "pending",
         "read_s",
         "sent_s",
@@ -117,9 +132,10 @@ class Session:
     )
 
     def __init__(
-        self, client: ClientId, application: str, settings: ApplicationSettings, token: str, number: int, channel: Channel
+        self, client: ClientId, partition: int, application: str, settings: ApplicationSettings, token: str, number: int, channel: Channel
     ) -> None:
         self.client = client
+        self.partition = partition  # of the client's row
         self.application = application
         self.settings = settings
         self.token = token

@@ -26,6 +26,8 @@ BUSY_MAX_S: Final = 2.0  # the same if others do make progress, but we never get
 RETRY_S: Final = 0.0005  # SQLite's own back-off sleeps up to 100 ms and starves a writer beside a busy one
 UNFINISHED_S: Final = 60.0
 CHECK_S: Final = 1.0  # how old the check of path, inode and incarnation may be for a read
+# Per connection; SQLite's own 2,000 would be a good part of a gateway's memory. The kernel has the other pages at hand.
+PAGES_KEPT_KIB: Final = 256
 
 _META: Final = "CREATE TABLE meta (deployment TEXT NOT NULL, incarnation INTEGER NOT NULL, created_ms INTEGER NOT NULL);"
 _UNFINISHED: Final = ".new-"  # in the names of files that a process is making
@@ -230,6 +232,7 @@ class PartitionFile:
             connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA journal_size_limit=67108864")
+            connection.execute(f"PRAGMA cache_size=-{PAGES_KEPT_KIB}")
             meta = connection.execute("SELECT deployment, incarnation FROM meta").fetchall()
         except sqlite3.Error as error:
             if connection is not None:

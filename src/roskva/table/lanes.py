@@ -154,6 +154,7 @@ class TableLanes:
         self._reader: Lane[tuple[Sequence[RowKey], bytes, int | None], dict[RowKey, Row]] = Lane(
             "reads of the table", self._read_batch, BATCH_ROWS_MAX, QUEUED_READS_MAX, READERS
         )
+        self._checker: Lane[tuple[str, int], int] = Lane("checks of the table", self._check_batch, BATCH_ROWS_MAX, QUEUED_READS_MAX)
 
     async def write(self, mutations: Sequence[Mutation]) -> None:
         """Like `Table.write`. An exception reaches exactly the callers whose mutations were in the partition that failed."""
@@ -179,9 +180,13 @@ class TableLanes:
             return {}
         return await self._reader.submit((rows, prefix, limit), len(rows))
 
+    async def incarnation_of(self, table: str, partition: int) -> int:
+        """Like `Table.incarnation`, by a look that began after this call: it may have to wait for whoever writes the manifest."""
+        return await self._checker.submit((table, partition), 1)
+
     async def close(self) -> None:
         """Finish what was asked for. The table itself stays open."""
-        await asyncio.gather(self._reader.close(), *(lane.close() for lane in self._writers.values()))
+        await asyncio.gather(self._reader.close(), self._checker.close(), *(lane.close() for lane in self._writers.values()))
 
     def _writer(self, place: tuple[str, int]) -> Lane[Sequence[Mutation], None]:
         lane = self._writers.get(place)
@@ -200,6 +205,15 @@ class TableLanes:
             # One call was wrong in a way that the checks did not see: find out whose.
             return [self._write_batch([mutations])[0] for mutations in calls]
         return [None] * len(calls)
+
+    def _check_batch(self, places: list[tuple[str, int]]) -> list[int | Exception]:
+        found: dict[tuple[str, int], int | Exception] = {}
+        for place in set(places):
+            try:
+                found[place] = self.table.incarnation(*place)
+            except Exception as error:
+                found[place] = error
+        return [found[place] for place in places]
 
     def _read_batch(self, calls: list[tuple[Sequence[RowKey], bytes, int | None]]) -> list[dict[RowKey, Row] | Exception]:
         outcomes: list[dict[RowKey, Row] | Exception] = [{}] * len(calls)

@@ -83,6 +83,7 @@ class Manifest:
     _identity: tuple[int, int] | None
     _data_version: int
     _snapshot: Snapshot | None
+    _seen: Snapshot | None
     _checked_s: float  # when the last look began
 
     def __init__(self, path: Path, partitions: int, data_center: str) -> None:
@@ -113,6 +114,10 @@ class Manifest:
             if self._snapshot is not None and self._checked_s > oldest_s:
                 return self._snapshot
             return self._guarded(self._refreshed)
+
+    def seen(self) -> Snapshot:
+        """What the last look found, without looking: for an event loop, which must not wait for who writes the manifest."""
+        return self._seen if self._seen is not None and self._pid == os.getpid() else self.snapshot()
 
     def record(self, kind: str, name: str, partition: int) -> PartitionRecord:
         """What holds for one partition. One that a manifest begun anew has not heard of yet is lost."""
@@ -207,7 +212,7 @@ class Manifest:
         self._connection = None
         self._identity = None
         self._data_version = -1
-        self._snapshot = None
+        self._snapshot = self._seen = None
         self._checked_s = 0.0
 
     def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -256,7 +261,7 @@ class Manifest:
         assert self._connection is not None
         data_version = self._connection.execute("PRAGMA data_version").fetchone()[0]
         if self._snapshot is None or data_version != self._data_version:
-            self._snapshot = self._load(self._connection)
+            self._snapshot = self._seen = self._load(self._connection)
             self._data_version = data_version
         self._checked_s = began_s
         return self._snapshot
@@ -310,13 +315,8 @@ class Manifest:
             epochs = dict(connection.execute("SELECT application, epoch FROM epochs"))
         finally:
             connection.execute("COMMIT")
-        return Snapshot(
-            facts["deployment"],
-            facts["data_center"],
-            int(facts["partitions"]),
-            MappingProxyType(records),
-            MappingProxyType(epochs),
-        )
+        found = MappingProxyType(records), MappingProxyType(epochs)
+        return Snapshot(facts["deployment"], facts["data_center"], int(facts["partitions"]), *found)
 
     def _begin_deployment(self) -> None:
         """Write a new manifest beside the place and link it in: of several processes that try, one wins."""

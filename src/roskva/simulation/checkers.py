@@ -1,0 +1,230 @@
+"""What must hold. Each checker is told of what happens, and may say at once that the promise is broken; or it is asked at the end.
+
+`reason(world)` is asked after all faults have stopped, until it answers None or the time for healing is over: then the reason is the
+failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from roskva.client.actions import Notification, RegistrationFailed, Stopped
+from roskva.matcher.cells import object_row, read_copies
+from roskva.model import object_key
+from roskva.registrar.cells import client_row
+from roskva.registrar.row import ClientRow
+
+if TYPE_CHECKING:
+    from roskva.registrar.service import Registrar
+    from roskva.simulation.clients import Application
+    from roskva.simulation.world import World
+
+_SILENCE_S: Final = 20.0  # after an unregistration was confirmed, what was under way may still arrive for so long
+
+
+class Broken(AssertionError):
+    """The promise does not hold."""
+
+    def __init__(self, checker: Checker, why: str) -> None:
+        super().__init__(f"{type(checker).__name__}: {why}")
+        self.checker = type(checker).__name__
+
+
+class Checker:
+    def broken(self, why: str) -> Broken:
+        return Broken(self, why)
+
+    def client_started(self, application: Application) -> None: ...
+    def client_stopped(self, application: Application, stopped: Stopped) -> None: ...
+    def client_received(self, application: Application) -> None: ...
+    def notified(self, application: Application, notification: Notification) -> None: ...
+    def status_changed(self, application: Application, name: bytes, registered: bool) -> None: ...
+    def registration_failed(self, application: Application, failed: RegistrationFailed) -> None: ...
+
+    def reason(self, world: World) -> str | None:
+        """Why the world is not at rest yet."""
+        return None
+
+
+class LatestLearned(Checker):
+    """Every registered client has learned the latest acknowledged version, or "unknown" after it."""
+
+    def reason(self, world: World) -> str | None:
+        for application in world.applications:
+            for name in application.wishes if application.running else ():
+                if application.missing(name):
+                    known = application.store.get(name, -1)
+                    return f"{application.device} has {name.decode()} at {known}, {world.truth[name].acknowledged} was acknowledged"
+        return None
+
+
+class NothingForgotten(Checker):
+    """No acknowledged publish is forgotten: somebody who registers for everything, after all is over, learns of everything.
+
+    While no state was lost, by its version: "unknown" is for what was lost.
+    """
+
+    def __init__(self) -> None:
+        self.newcomer: Application | None = None
+        self._unknown: set[bytes] = set()
+
+    def notified(self, application: Application, notification: Notification) -> None:
+        if application is self.newcomer and notification.version is None:
+            self._unknown.add(notification.name)
+
+    def reason(self, world: World) -> str | None:
+        if self.newcomer is None:
+            return None
+        known = [name for name, truth in world.truth.items() if truth.acknowledged >= 0]
+        for name in known:
+            if self.newcomer.store.get(name, -1) < world.truth[name].acknowledged:
+                return f"a newcomer has {name.decode()} at {self.newcomer.store.get(name, -1)}, not {world.truth[name].acknowledged}"
+            if name in self._unknown and not world.knobs.loses_state:
+                raise self.broken(f"{name.decode()} is unknown to a newcomer, though nothing was lost")
+        return None
+
+
+class NoRegress(Checker):
+    """Within one run of a client, no version is handed over as new after a later one."""
+
+    def notified(self, application: Application, notification: Notification) -> None:
+        if notification.version is None:
+            return
+        before = application.shown.get(notification.name, -1)
+        if notification.version <= before:
+            raise self.broken(f"{application.device} was shown {notification.name.decode()} {notification.version} after {before}")
+        application.shown[notification.name] = notification.version
+
+
+class OnlyPublished(Checker):
+    """Nothing is notified that was never published."""
+
+    def notified(self, application: Application, notification: Notification) -> None:
+        truth = application.world.truth[notification.name]
+        if notification.version is not None and notification.version not in truth.versions:
+            raise self.broken(f"{application.device} was told of {notification.name.decode()} {notification.version}, which never was")
+
+
+class SourceLeftOut(Checker):
+    """The source of a change is not notified of it, while nothing goes wrong: no faults, one publish of an object at a time."""
+
+    def notified(self, application: Application, notification: Notification) -> None:
+        world = application.world
+        if world.knobs.faults or notification.version is None or not world.settled_since_registration(application, notification.name):
+            return
+        made_by = world.truth[notification.name].sources[notification.version]
+        if made_by == {application.device}:
+            raise self.broken(f"{application.device} was told of its own {notification.name.decode()} {notification.version}")
+
+
+class UnregisteredSilence(Checker):
+    """Whoever is not registered hears nothing."""
+
+    def notified(self, application: Application, notification: Notification) -> None:
+        if notification.name not in application.wishes:
+            raise self.broken(f"{application.device} was told of {notification.name.decode()}, for which it is not registered")
+
+
+class SummariesAgree(Checker):
+    """What clients wish for, what Registrars have, and what the Matcher has, is the same; and every client is in sync."""
+
+    def reason(self, world: World) -> str | None:
+        for application in world.applications:
+            if not application.running:
+                continue
+            if application.stopped:
+                return f"{application.device} stopped"
+            if not application.core.in_sync(application.now_s()):
+                return f"{application.device} is not in sync"
+            reason = self._compare(world, application)
+            if reason is not None:
+                return reason
+        return None
+
+    def _compare(self, world: World, application: Application) -> str | None:
+        partitions = world.settings.partitions
+        client = world.client_of(application)
+        row_key = client_row(client, partitions)
+        row = ClientRow(client, world.stores.rows.get(row_key, {}).values(), world.epoch)
+        wishes = set(application.wishes)
+        registered = set(row.registered())
+        wanted = {object_key("demo", world.epoch, name) for name in wishes}
+        if registered != wanted:
+            return f"{application.device} wishes for {len(wanted)} objects, its Registrar has {len(registered)}"
+        if row.pending():
+            return f"{application.device} has {len(row.pending())} registrations pending"
+        if any(True for _ in row.waiting()):
+            return f"{application.device} has not acknowledged everything"
+        for key in wanted:
+            copies = {copy.client for copy in read_copies(world.stores.look([object_row(key, partitions)])[object_row(key, partitions)])}
+            if client not in copies:
+                return f"the Matcher does not know that {application.device} is registered for {key!r}"
+        return None
+
+
+class QueuesBounded(Checker):
+    """What waits for a client is at most one entry per object and kind; caches keep to their limits."""
+
+    def reason(self, world: World) -> str | None:
+        for gateway in world.living_gateways():
+            self._check(world, gateway.registrar)
+        for application in world.applications:
+            if application.running and len(application.queue) > 2 * max(1, world.knobs.objects):
+                raise self.broken(f"{application.device} has {len(application.queue)} notifications in its hands")
+        return None
+
+    def _check(self, world: World, registrar: Registrar) -> None:
+        for session in registrar.sessions.values():
+            if len(session.outstanding) > 2 * world.knobs.objects:
+                raise self.broken(f"{len(session.outstanding)} notifications are outstanding for one of {world.knobs.objects} objects")
+        if len(registrar.rows) > world.settings.rows_cached_max:
+            raise self.broken(f"{len(registrar.rows)} rows are cached")
+
+
+class NoStorm(Checker):
+    """When all is at rest, nobody says more than heartbeats and keepalives need."""
+
+    def check(self, world: World, seconds: float, messages: int) -> None:
+        demo = world.settings.applications["demo"]
+        clients = sum(application.running for application in world.applications)
+        per_client = 2 * seconds / demo.keepalive_s + 2 * seconds / demo.heartbeat_s + 6
+        if messages > clients * per_client + 10:
+            raise self.broken(f"{messages} messages in {seconds:g} s of rest, for {clients} clients")
+
+
+class Watch:
+    """Tells all checkers of what happens."""
+
+    def __init__(self, checkers: Sequence[Checker]) -> None:
+        self.checkers = tuple(checkers)
+
+    def client_started(self, application: Application) -> None:
+        for checker in self.checkers:
+            checker.client_started(application)
+
+    def client_stopped(self, application: Application, stopped: Stopped) -> None:
+        application.world.tell(application.device, f"stops: {stopped.error}")
+        for checker in self.checkers:
+            checker.client_stopped(application, stopped)
+
+    def client_received(self, application: Application) -> None:
+        for checker in self.checkers:
+            checker.client_received(application)
+
+    def notified(self, application: Application, notification: Notification) -> None:
+        application.world.tell(
+            application.device, f"is told {notification.object} {'unknown' if notification.version is None else notification.version}"
+        )
+        for checker in self.checkers:
+            checker.notified(application, notification)
+
+    def status_changed(self, application: Application, name: bytes, registered: bool) -> None:
+        application.world.tell(application.device, f"is {'registered' if registered else 'not registered'} for {name.decode()}")
+        for checker in self.checkers:
+            checker.status_changed(application, name, registered)
+
+    def registration_failed(self, application: Application, failed: RegistrationFailed) -> None:
+        application.world.tell(application.device, f"registration of {failed.name.decode()} failed: {failed.code}")
+        for checker in self.checkers:
+            checker.registration_failed(application, failed)

@@ -1,0 +1,291 @@
+"""Applications with a client each: the real client core, what the application wishes for, what it durably has, what it was shown.
+
+It learns strictly: a version by being told that one or a later one, by having made it, or by a fetch after "unknown" or before a
+registration. So a lost notification cannot hide behind a lucky fetch.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from roskva.client.actions import (
+    Action,
+    CloseChannel,
+    Notification,
+    Notify,
+    RegistrationFailed,
+    ReissueRegistrations,
+    Send,
+    StatusChanged,
+    Stopped,
+    WriteState,
+)
+from roskva.client.core import ClientCore
+from roskva.client.limits import connect_pause_s
+from roskva.protocol.messages import decode_server, encode
+from roskva.simulation.processes import Process
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from roskva.simulation.gateways import GatewayEnd, SimulatedGateway
+    from roskva.simulation.world import World
+
+_CONNECT_S = 3.0
+
+
+class ClientEnd:
+    """A connection as the client has it."""
+
+    def __init__(self, application: Application, gateway: SimulatedGateway) -> None:
+        self.process = application.process
+        self.open = True
+        self.there: GatewayEnd | None = None
+        self._application = application
+        self._gateway = gateway
+
+    def ask(self) -> None:
+        world = self._application.world
+        world.network.post(self.process, self._gateway.process, self._arrived)
+
+    def _arrived(self) -> None:
+        """At the gateway."""
+        if self.there is not None or not self.open:
+            return
+        there = self._gateway.accept(self)
+        if there is not None:
+            self._application.world.network.post(self._gateway.process, self.process, lambda: self._made(there))
+
+    def _made(self, there: GatewayEnd) -> None:
+        if self.open and self.there is None:
+            self.there = there
+            self._application.connection_made(self)
+
+    def send(self, data: bytes) -> None:
+        there = self.there
+        if self.open and there is not None:
+            self._application.world.network.post(self.process, self._gateway.process, lambda: there.received(data))
+
+    def received(self, data: bytes) -> None:
+        if self.open:
+            self._application.received(data)
+
+    def lost(self) -> None:
+        if self.open:
+            self.open = False
+            self._application.connection_lost(self)
+
+    def close(self) -> None:
+        """By this side: the gateway hears of it, or not."""
+        self.open = False
+        there = self.there
+        if there is not None:
+            self._application.world.network.post(self.process, self._gateway.process, there.gone)
+
+
+class Application:
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.chance = world.chance_for(f"application {number}")
+        self.installations = 0
+        self.running = False
+        self.prompt = True  # whether it deals with notifications at once
+        self.states_versions = False  # whether it says what it holds when it registers
+        self.wishes: dict[bytes, None] = {}
+        self.install()
+
+    # Lives.
+
+    def install(self) -> None:
+        """A new installation: another device, nothing kept."""
+        self.installations += 1
+        self.device = f"device-{self.number}-{self.installations}"
+        self.state: bytes | None = None
+        self.store: dict[bytes, int] = {}  # durable: the version that it has learned, with all before it
+        self.made: set[tuple[bytes, int]] = set()  # durable: its own changes
+
+    def start(self) -> None:
+        self.process = Process(self.device, self.world.loop, host=f"client-{self.number}")
+        self.running = True
+        self.runs_s = self.world.loop.time()
+        self.queue: list[Notification] = []
+        self.shown: dict[bytes, int] = {}  # the highest version that this run was shown
+        self.confirmed: dict[bytes, tuple[bool, float]] = {}  # what the server said last, and when
+        self.stopped = False
+        self.failures = 0
+        self.connection: ClientEnd | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._reconnect: asyncio.TimerHandle | None = None
+        nonce = lambda: base64.urlsafe_b64encode(self.chance.randbytes(9)).decode()  # noqa: E731
+        self.core = ClientCore(
+            "demo", self.device, random=self.chance.random, nonce=nonce, state=self.state, config=self.world.client_config
+        )
+        self.world.tell(self.device, "starts")
+        self.world.watch.client_started(self)
+        self.carry_out(self.core.start(self.now_s()))
+        self._connect()
+
+    def kill(self) -> None:
+        """What was in memory is gone, what was acknowledged is not."""
+        if not self.running:
+            return
+        self.world.tell(self.device, "dies")
+        self.running = False
+        for timer in (self._timer, self._reconnect):
+            if timer is not None:
+                timer.cancel()
+        if self.connection is not None:
+            self.connection.close()
+        self.process.kill()
+
+    def now_s(self) -> float:
+        return self.process.clock()
+
+    # The connection.
+
+    def _connect(self) -> None:
+        self._reconnect = None
+        if not self.running or self.stopped:
+            return
+        gateway = self.world.some_gateway(self.chance)
+        if gateway is not None:
+            self.connection = ClientEnd(self, gateway)
+            self.connection.ask()
+        connection = self.connection
+        self._reconnect = self._later(_CONNECT_S, lambda: self._not_connected(connection))
+
+    def _not_connected(self, connection: ClientEnd | None) -> None:
+        if connection is None or (connection is self.connection and connection.there is None):
+            if connection is not None:
+                connection.close()
+            self._connect_later()
+
+    def _connect_later(self) -> None:
+        self.connection = None
+        self.failures += 1
+        self._reconnect = self._later(connect_pause_s(self.core.config, self.failures, self.chance.random()), self._connect)
+
+    def connection_made(self, connection: ClientEnd) -> None:
+        if connection is self.connection and self.running:
+            if self._reconnect is not None:
+                self._reconnect.cancel()
+            self.failures = 0
+            self.carry_out(self.core.connected(self.now_s()))
+
+    def connection_lost(self, connection: ClientEnd) -> None:
+        if connection is self.connection and self.running:
+            if self._reconnect is not None:
+                self._reconnect.cancel()
+            if connection.there is not None:
+                self.carry_out(self.core.disconnected(self.now_s()))
+            self._connect_later()
+
+    def drop_connection(self) -> None:
+        connection = self.connection
+        if connection is not None and connection.there is not None:
+            connection.close()
+            self.connection_lost(connection)
+
+    def received(self, data: bytes) -> None:
+        if self.running and not self.stopped:
+            self.world.watch.client_received(self)
+            self.carry_out(self.core.received(self.now_s(), decode_server(data)))
+
+    # What the application does.
+
+    def register(self, name: bytes, fetch: bool = False) -> None:
+        if fetch:
+            self._learn(name, self.world.truth[name].latest)
+        self.wishes[name] = None
+        self.confirmed.pop(name, None)
+        held = self.store.get(name) if self.states_versions or fetch else None
+        self.world.tell(self.device, f"registers {name.decode()}{'' if held is None else f', holding {held}'}")
+        self.carry_out(self.core.register(self.now_s(), name, held))
+
+    def unregister(self, name: bytes) -> None:
+        self.wishes.pop(name, None)
+        self.confirmed.pop(name, None)
+        self.world.tell(self.device, f"unregisters {name.decode()}")
+        self.carry_out(self.core.unregister(self.now_s(), name))
+
+    def made_change(self, name: bytes, version: int) -> None:
+        self.made.add((name, version))
+
+    def missing(self, name: bytes) -> list[int]:
+        """The acknowledged versions of an object that it has not learned of."""
+        truth = self.world.truth[name]
+        known = self.store.get(name, -1)
+        return [one for one in truth.versions if known < one <= truth.acknowledged and (name, one) not in self.made]
+
+    def _learn(self, name: bytes, version: int) -> None:
+        if version >= 0:
+            self.store[name] = max(self.store.get(name, -1), version)
+
+    def deal_with_later(self, notification: Notification) -> None:
+        if self.prompt:
+            self.deal_with(notification)
+        else:
+            self._later(self.chance.expovariate(1.0), lambda: self.deal_with(notification))
+
+    def deal_with(self, notification: Notification) -> None:
+        """Learn, make it durable, acknowledge; or fail on it, and want to see it again."""
+        if notification not in self.queue or not self.running:
+            return
+        self.queue.remove(notification)
+        name = notification.name
+        if self.world.faulty and self.chance.random() < 0.05:
+            if notification.version is not None and self.shown.get(name) == notification.version:
+                del self.shown[name]
+            self.carry_out(self.core.give_back(self.now_s(), notification))
+            return
+        self._learn(name, self.world.truth[name].latest if notification.version is None else notification.version)
+        self.carry_out(self.core.acknowledge(self.now_s(), notification))
+
+    # What the core asks for.
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
+        self._schedule()
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Send):
+            if self.connection is not None:
+                self.connection.send(encode(action.message))
+        elif isinstance(action, Notify):
+            self.world.watch.notified(self, action.notification)
+            self.queue.append(action.notification)
+            self.deal_with_later(action.notification)
+        elif isinstance(action, StatusChanged):
+            self.confirmed[action.name] = (action.registered, self.world.loop.time())
+            self.world.watch.status_changed(self, action.name, action.registered)
+        elif isinstance(action, RegistrationFailed):
+            self.world.watch.registration_failed(self, action)
+        elif isinstance(action, WriteState):
+            self.state = action.state
+        elif isinstance(action, ReissueRegistrations):
+            for name in list(self.wishes):
+                self.register(name)
+        elif isinstance(action, CloseChannel):
+            self.drop_connection()
+        elif isinstance(action, Stopped):
+            self.stopped = True
+            self.world.watch.client_stopped(self, action)
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_s = self.core.next_deadline()
+        if due_s is not None and self.running and not self.stopped:
+            self._timer = self._later(max(0.0, due_s - self.now_s()) + 1e-6, self._tick)
+
+    def _tick(self) -> None:
+        if self.running and not self.stopped:
+            self.carry_out(self.core.tick(self.now_s()))
+
+    def _later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.world.loop.call_later(seconds, work, context=self.process.context.copy())

@@ -1,0 +1,140 @@
+"""A gateway of the simulated world: the real Registrar, router, links, membership and publishing, over simulated stores and streams."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+from roskva.gateway.links import InternalPort, Links
+from roskva.gateway.members import Membership
+from roskva.gateway.publish import Publishing
+from roskva.gateway.routing import Router
+from roskva.protocol.tokens import Claims
+from roskva.registrar.members import Member, MemberView
+from roskva.registrar.service import Registrar
+from roskva.simulation.processes import Process
+from roskva.simulation.stores import FeedFront, TableFront
+from roskva.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from roskva.simulation.clients import ClientEnd
+    from roskva.simulation.world import World
+
+
+class GatewayEnd:
+    """A client's connection as the gateway has it (gateway.routing.Connection)."""
+
+    def __init__(self, gateway: SimulatedGateway, client: ClientEnd) -> None:
+        self.number = 0
+        self.token = ""
+        self.claims: Claims | None = None
+        self.owner: str | None = None
+        self.malformed = 0
+        self.session: object | None = None
+        self.open = True
+        self._gateway = gateway
+        self._client = client
+
+    def send(self, data: bytes) -> None:
+        if self.open:
+            client = self._client
+            self._gateway.world.network.post(self._gateway.process, client.process, lambda: client.received(data))
+
+    def close(self, code: str) -> None:
+        if self.open:
+            self.gone()
+            client = self._client
+            self._gateway.world.network.post(self._gateway.process, client.process, client.lost)
+
+    def received(self, data: bytes) -> None:
+        if self.open:
+            self._gateway.router.received(self, data)
+
+    def gone(self) -> None:
+        """The connection is no more, and this side knows it."""
+        if self.open:
+            self.open = False
+            self._gateway.ends.pop(self, None)
+            self._gateway.router.closed(self)
+
+
+class SimulatedGateway:
+    """One boot of a gateway."""
+
+    def __init__(self, world: World, slot: int, boot: int) -> None:
+        self.world = world
+        self.slot = slot
+        self.member_id = f"g{slot}-{boot}"
+        self.address = f"gateway-{slot}-{boot}:1"
+        chance = world.chance_for(f"gateway {self.member_id}")
+        self.process = Process(self.member_id, world.loop, host=f"gateway-{slot}", wall_skew_s=world.skew_s(chance))
+        self.serving = False
+        self.ends: dict[GatewayEnd, None] = {}
+        settings, process = world.settings, self.process
+        table, feed = TableFront(world.stores, process), FeedFront(world.stores, process)
+        self.metrics = Metrics()
+        self.view = MemberView(settings.member_timeout_s)
+        epoch_of = lambda application: world.stores.epochs.get(application, 0)  # noqa: E731
+        self.registrar = Registrar(
+            settings,
+            table,  # type: ignore[arg-type]
+            feed,  # type: ignore[arg-type]
+            world.keyring,
+            self.member_id,
+            self.view,
+            epoch_of=epoch_of,
+            clock=process.clock,
+            wall_clock=process.wall_clock,
+            unguessable=lambda size: base64.urlsafe_b64encode(chance.randbytes(size)).decode().rstrip("="),
+        )
+        self.links = Links(world.internal_key, self.member_id, lambda identity: self.membership.suspect(identity), random=chance.random)
+        self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
+        self.links.router = self.router
+        self.internal_port = InternalPort(world.internal_key, self.router, self.registrar.propagate, self.metrics)
+        member = Member(self.member_id, self.address, self.address)
+        self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
+        self.membership.observers.append(self._members_changed)
+        self.publishing = Publishing(settings, feed, epoch_of, self.metrics)
+        process.at_death(self._break_connections)
+
+    def start(self) -> None:
+        self.process.spawn(self._start())
+
+    async def _start(self) -> None:
+        """In the order of the real one: the Registrar, the internal port, membership, and only then clients."""
+        await self.registrar.start()
+        self.world.network.listen(self.process, self.address, self.internal_port.accept)
+        while True:
+            try:
+                await self.membership.start()
+                break
+            except Exception as error:  # the real one gives up and is started again
+                self.world.tell(self.process.name, f"cannot join the members: {error}")
+                self.process.kill()
+        self.serving = True
+
+    async def stop(self) -> None:
+        """A clean stop: leave the members, then end."""
+        self.serving = False
+        await self.membership.stop()
+        self.process.kill()
+
+    def _members_changed(self) -> None:
+        self.links.members_changed(self.view.live)
+        self.router.members_changed()
+
+    def _break_connections(self) -> None:
+        """The machine says so to the clients, where the network lets it."""
+        for end in list(self.ends):
+            client = end._client
+            if not self.world.network.is_cut(self.process, client.process):
+                self.world.loop.call_later(self.world.network.delay_s(), client.lost, context=client.process.context.copy())
+        self.ends.clear()
+
+    def accept(self, client: ClientEnd) -> GatewayEnd | None:
+        if not self.serving:
+            return None
+        end = GatewayEnd(self, client)
+        self.ends[end] = None
+        self.router.opened(end)
+        return end

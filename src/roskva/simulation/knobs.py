@@ -1,0 +1,112 @@
+"""What a seed stands for: the size of the world, how busy it is, and what may go wrong in it. Every number is drawn from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from random import Random
+from typing import Any, Final
+
+# What the nemesis may do. A seed enables some of them: two faults that hide each other are found apart.
+FAULTS: Final = (
+    "lossy network",
+    "late messages",
+    "cut",
+    "clog",
+    "break streams",
+    "kill gateway",
+    "stop gateway",
+    "pause gateway",
+    "kill pipeline",
+    "orphan workers",
+    "lose checkpoint",
+    "kill client",
+    "reinstall client",
+    "drop connection",
+    "kill backend",
+    "refuse partition",
+    "slow stores",
+    "failing writes",
+    "kill in a write",
+    "set clock",
+    "lose registrar partition",
+    "lose everything",
+)
+LOSSES: Final = frozenset({"lose registrar partition", "lose everything"})
+
+
+@dataclass(frozen=True)
+class Knobs:
+    seed: int
+    gateways: int
+    partitions: int
+    applications: int
+    objects: int
+    registrations: int  # that an application aims for
+    busy_s: float  # how long the safety phase is
+    pause_s: float  # between two acts of the workload, on average
+    publishes: float  # the part of acts that are publishes; the rest are registrations and lives of clients
+    hot: float  # the part of publishes that go to one object
+    burst: int  # versions in one act of publishing, at most
+    sources: float  # the part of publishes that name the device that made them
+    again: float  # the part of publishes that repeat an old version
+    flapping: float  # the part of registrations that are taken back at once
+    fetch: float  # the part of registrations that state a version, fetched just before
+    slow_applications: float  # the part of applications that deal with notifications late
+    fault_pause_s: float  # between two faults, on average
+    faults: frozenset[str]
+    loss: float  # of messages, while the network is lossy
+    fan_out_above: int
+    records_per_batch_max: int
+    operations_per_message_max: int
+    settling_s: float
+    ack_wait_ms: float
+    skew_s: float  # how far wall clocks are apart
+
+    @property
+    def loses_state(self) -> bool:
+        return bool(self.faults & LOSSES)
+
+    def described(self) -> dict[str, Any]:
+        return {**asdict(self), "faults": sorted(self.faults)}
+
+
+def draw(seed: int) -> Knobs:
+    chance = Random(f"knobs {seed}")
+    size = chance.choice(("tiny", "tiny", "small", "small", "small", "middling", "wide"))
+    objects = {"tiny": 1, "small": chance.randint(1, 5), "middling": chance.randint(3, 20), "wide": chance.randint(280, 600)}[size]
+    applications = {"tiny": chance.randint(1, 2), "small": chance.randint(1, 5), "middling": chance.randint(4, 14), "wide": 1}[size]
+    calm = chance.random() < 0.06
+    enabled = frozenset() if calm else frozenset(fault for fault in FAULTS if chance.random() < chance.choice((0.1, 0.4, 0.7)))
+    if chance.random() < 0.7:
+        enabled -= LOSSES
+    return Knobs(
+        seed=seed,
+        gateways=chance.choice((1, 1, 2, 2, 3)),
+        partitions=chance.choice((1, 2, 4)),
+        applications=applications,
+        objects=objects,
+        registrations=objects if size == "wide" else chance.randint(1, objects),
+        busy_s=chance.choice((5.0, 15.0, 40.0)) * chance.uniform(0.5, 1.5),
+        pause_s=chance.choice((0.02, 0.2, 1.0)),
+        publishes=chance.uniform(0.2, 0.9),
+        hot=chance.choice((0.0, 0.5, 0.95)),
+        burst=chance.choice((1, 1, 3, 10)),
+        sources=chance.choice((0.0, 0.3, 1.0)),
+        again=0.0 if calm else chance.choice((0.0, 0.05, 0.3)),
+        flapping=chance.choice((0.0, 0.2, 0.6)),
+        fetch=chance.choice((0.0, 0.5)),
+        slow_applications=chance.choice((0.0, 0.5)),
+        fault_pause_s=chance.choice((0.3, 2.0, 6.0)),
+        faults=enabled,
+        loss=chance.uniform(0.02, 0.3),
+        fan_out_above=chance.choice((1, 3, 1_000)),
+        records_per_batch_max=chance.choice((1, 5, 20_000)),
+        operations_per_message_max=chance.choice((1, 10, 1_000, 1_000)),
+        settling_s=chance.choice((0.0, 2.0, 10.0)),
+        ack_wait_ms=chance.choice((0.0, 50.0, 50.0)),
+        skew_s=chance.choice((0.0, 1.0, 50.0)),
+    )
+
+
+def knob_names() -> list[str]:
+    return [item.name for item in fields(Knobs)]

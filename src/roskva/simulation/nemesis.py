@@ -1,0 +1,170 @@
+"""The nemesis: does to the world what the seed allows, until the safety phase is over. Whatever lasts is undone by `World.heal`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from roskva.simulation.network import Conditions
+from roskva.table.interface import TABLES
+
+if TYPE_CHECKING:
+    from roskva.simulation.world import World
+
+
+class Nemesis:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.done: Counter[str] = Counter()
+        self._chance = world.chance_for("nemesis")
+        self._acts: dict[str, Callable[[], None]] = {
+            "lossy network": self._lossy_network,
+            "late messages": self._late_messages,
+            "cut": self._cut,
+            "clog": self._clog,
+            "break streams": self._break_streams,
+            "kill gateway": self._kill_gateway,
+            "stop gateway": self._stop_gateway,
+            "pause gateway": self._pause_gateway,
+            "kill pipeline": self._kill_pipeline,
+            "orphan workers": self._orphan_workers,
+            "lose checkpoint": self._lose_checkpoint,
+            "kill client": self._kill_client,
+            "reinstall client": self._reinstall_client,
+            "drop connection": self._drop_connection,
+            "kill backend": self._kill_backend,
+            "refuse partition": self._refuse_partition,
+            "slow stores": self._slow_stores,
+            "failing writes": self._failing_writes,
+            "kill in a write": self._kill_in_a_write,
+            "set clock": self._set_clock,
+            "lose registrar partition": self._lose_registrar_partition,
+            "lose everything": self._lose_everything,
+        }
+
+    async def run(self) -> None:
+        enabled = sorted(self.world.knobs.faults)
+        while enabled and self.world.faulty:
+            await asyncio.sleep(self._chance.expovariate(1 / self.world.knobs.fault_pause_s))
+            if self.world.faulty:
+                fault = self._chance.choice(enabled)
+                self.world.tell("nemesis", fault)
+                self.done[fault] += 1
+                self._acts[fault]()
+
+    def _while_s(self, undo: Callable[[], None], longest_s: float = 10.0) -> None:
+        self.world.loop.call_later(self._chance.uniform(0.1, longest_s), undo)
+
+    # The network.
+
+    def _lossy_network(self) -> None:
+        conditions = self.world.network.conditions
+        self.world.network.conditions = replace(conditions, loss=self.world.knobs.loss, repeat=self._chance.uniform(0, 0.2))
+        self._while_s(lambda: self._conditions(loss=0.0, repeat=0.0))
+
+    def _late_messages(self) -> None:
+        self._conditions(late=self._chance.uniform(0, 0.3), late_max_s=self._chance.choice((0.2, 5.0, 20.0)))
+        self._while_s(lambda: self._conditions(late=0.0))
+
+    def _conditions(self, **changes: float) -> None:
+        current: Conditions = self.world.network.conditions
+        self.world.network.conditions = replace(current, **changes)
+
+    def _pair(self) -> tuple[str, str]:
+        one, other = self._chance.sample(self.world.hosts(), 2)
+        return one, other
+
+    def _cut(self) -> None:
+        one, other = self._pair()
+        self.world.network.cut(one, other)
+        self._while_s(lambda: self.world.network.mend(one, other))
+
+    def _clog(self) -> None:
+        source, target = self._pair()
+        self.world.network.clog(source, target)
+        self._while_s(lambda: self.world.network.unclog(source, target))
+
+    def _break_streams(self) -> None:
+        self.world.network.break_streams(*self._pair())
+
+    # Processes.
+
+    def _kill_gateway(self) -> None:
+        slot = self._chance.randrange(self.world.knobs.gateways)
+        self.world.kill_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0, 8.0)))
+
+    def _stop_gateway(self) -> None:
+        slot = self._chance.randrange(self.world.knobs.gateways)
+        self.world.stop_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0, 8.0)))
+
+    def _pause_gateway(self) -> None:
+        gateway = self.world.gateways.get(self._chance.randrange(self.world.knobs.gateways))
+        if gateway is not None:
+            gateway.process.paused_until_s = self.world.loop.time() + self._chance.choice((0.5, 3.0, 8.0))
+
+    def _kill_pipeline(self) -> None:
+        self.world.kill_pipeline(restart_after_s=self._chance.choice((0.1, 3.0)))
+
+    def _orphan_workers(self) -> None:
+        self.world.kill_pipeline(restart_after_s=self._chance.choice((0.1, 0.5)), orphans_for_s=self._chance.uniform(0.1, 6.0))
+
+    def _lose_checkpoint(self) -> None:
+        self.world.kill_pipeline(restart_after_s=0.2, checkpoint_lost=True)
+
+    def _kill_client(self) -> None:
+        self._some_client(keep=True)
+
+    def _reinstall_client(self) -> None:
+        self._some_client(keep=False)
+
+    def _some_client(self, keep: bool) -> None:
+        application = self._chance.choice(self.world.applications)
+        self.world.kill_client(application, keep, restart_after_s=self._chance.choice((0.01, 0.5, 5.0)))
+
+    def _drop_connection(self) -> None:
+        application = self._chance.choice(self.world.applications)
+        if application.running:
+            application.drop_connection()
+
+    def _kill_backend(self) -> None:
+        self.world.kill_backend()
+
+    # Stores.
+
+    def _refuse_partition(self) -> None:
+        stores = self.world.stores
+        names = [*(table for table in TABLES if table != "scratch"), "updates", "registrations", "fan-outs"]
+        place = (self._chance.choice(names), self._chance.randrange(stores.partitions))
+        stores.refusing.add(place)
+        self._while_s(lambda: stores.refusing.discard(place), 6.0)
+
+    def _slow_stores(self) -> None:
+        self._store_conditions(slow=self._chance.uniform(0.01, 0.3), slow_max_s=self._chance.choice((0.1, 3.0)))
+        self._while_s(lambda: self._store_conditions(slow=0.0))
+
+    def _failing_writes(self) -> None:
+        self._store_conditions(fail=self._chance.choice((0.05, 0.3)))
+        self._while_s(lambda: self._store_conditions(fail=0.0))
+
+    def _kill_in_a_write(self) -> None:
+        self._store_conditions(kill=self._chance.choice((0.01, 0.05)))
+        self._while_s(lambda: self._store_conditions(kill=0.0), 5.0)
+
+    def _store_conditions(self, **changes: float) -> None:
+        self.world.stores.conditions = replace(self.world.stores.conditions, **changes)
+
+    def _lose_registrar_partition(self) -> None:
+        self.world.stores.lose("table", "registrar", self._chance.randrange(self.world.stores.partitions))
+
+    def _lose_everything(self) -> None:
+        self.world.lose_everything()
+
+    # Clocks.
+
+    def _set_clock(self) -> None:
+        processes = [gateway.process for gateway in self.world.living_gateways()]
+        if processes:
+            self._chance.choice(processes).set_clock_s(self._chance.choice((-100_000.0, -70.0, 70.0, 100_000.0)))

@@ -1,0 +1,74 @@
+"""Processes of the simulated world: they have a clock of their own, and may die at any point where their code waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from roskva.simulation.loop import PROCESS, VirtualLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EPOCH_S = 1_700_000_000.0  # where wall clocks stand when a world begins
+
+
+class Process:
+    """One life of a program. What it has in memory is in the objects that its tasks hold, and dies with them."""
+
+    def __init__(self, name: str, loop: VirtualLoop, host: str, wall_skew_s: float = 0.0) -> None:
+        self.name = name
+        self.host = host  # the machine: partitions of the network are between machines
+        self.alive = True
+        self.paused_until_s = 0.0  # it hangs until then (SIGSTOP)
+        self.died: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._started_s = loop.time()
+        self._wall_skew_s = wall_skew_s
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
+        self._at_death: list[Callable[[], None]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def clock(self) -> float:
+        """Monotonic, and comparable with nobody else's."""
+        return self._loop.time() - self._started_s + 1_000.0
+
+    def wall_clock(self) -> float:
+        return EPOCH_S + self._loop.time() + self._wall_skew_s
+
+    def set_clock_s(self, by_s: float) -> None:
+        """Somebody sets the wall clock."""
+        self._wall_skew_s += by_s
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self._loop.create_task(work, context=self.context.copy())
+
+    def at_death(self, action: Callable[[], None]) -> None:
+        """What others notice: connections break."""
+        self._at_death.append(action)
+
+    def kill(self) -> None:
+        """As kill -9 does: nothing more of it has an effect."""
+        if not self.alive:
+            return
+        self.alive = False
+        for action in self._at_death:
+            action()
+        for task in list(self._tasks):
+            task.cancel()
+        if not self.died.done():
+            self.died.set_result(None)
+
+    async def breathe(self) -> None:
+        """Called wherever the process does something to the world: a dead one goes no further, a hanging one waits."""
+        if self.paused_until_s > self._loop.time():
+            await asyncio.sleep(self.paused_until_s - self._loop.time())
+        if not self.alive:
+            raise asyncio.CancelledError

@@ -1,0 +1,344 @@
+"""Table, feed and manifest of the simulated world: what their contracts promise, and nothing more, with faults.
+
+A call takes time before and after it takes effect. It may be refused, fail without an effect, or fail although it landed, in part or as a
+whole; a process may be killed between the effect and the answer. The same store is seen through asyncio by gateways (`TableFront`,
+`FeedFront`) and through blocking calls by tasks in fibers (`BlockingTable`, `BlockingFeed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from roskva.errors import PartitionUnavailable
+from roskva.feed.interface import TOPICS, Entry, Position, Record
+from roskva.feed.lanes import Appended
+from roskva.model import partition_of
+from roskva.simulation.fibers import block
+from roskva.simulation.loop import VirtualLoop
+from roskva.simulation.processes import Process
+from roskva.table.interface import TABLES, Cell, Mutation, Row, RowKey, check_mutation, wins
+from roskva.table.manifest import COMPLETE, RECOVERING
+
+Place = tuple[str, int]  # table or topic, and partition
+
+
+@dataclass
+class StoreConditions:
+    """How bad it is at the moment."""
+
+    delay_max_s: float = 0.002
+    slow: float = 0.0  # the part of calls that take much longer
+    slow_max_s: float = 3.0
+    fail: float = 0.0  # the part of writes that fail, half of them although they landed
+    kill: float = 0.0  # the part of writes in which their process dies, half of them when they landed
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    incarnation: int
+    state: str
+
+
+class Stores:
+    """All durable state of one data center."""
+
+    def __init__(self, loop: VirtualLoop, chance: Random, partitions: int) -> None:
+        self.loop = loop
+        self.partitions = partitions
+        self.conditions = StoreConditions()
+        self.refusing: set[Place] = set()  # partitions that cannot be reached now
+        self.counts: Counter[str] = Counter()
+        self.rows: dict[RowKey, dict[bytes, Cell]] = {}
+        self.logs: dict[Place, list[Record]] = {(topic, p): [] for topic in TOPICS for p in range(partitions)}
+        self.next_offsets: dict[Place, int] = dict.fromkeys(self.logs, 0)
+        self.once: dict[Place, set[bytes]] = {place: set() for place in self.logs}
+        self.commits: dict[tuple[str, str, int], Position] = {}
+        self.incarnations: dict[tuple[str, str, int], PartitionRecord] = {
+            **{("table", table, p): PartitionRecord(1, COMPLETE) for table in TABLES for p in range(partitions)},
+            **{("feed", topic, p): PartitionRecord(1, COMPLETE) for topic in TOPICS for p in range(partitions)},
+        }
+        self.epochs: dict[str, int] = {}
+        self.appended = asyncio.Event()  # something came into the feed
+        self._chance = chance
+
+    # Loss.
+
+    def lose(self, kind: str, name: str, partition: int) -> None:
+        """A partition's file is gone; whoever looks finds a new one, which the manifest knows as recovering."""
+        self.counts[f"lost {kind}"] += 1
+        record = self.incarnations[kind, name, partition]
+        self.incarnations[kind, name, partition] = PartitionRecord(record.incarnation + 1, RECOVERING)
+        if kind == "table":
+            for row in [row for row in self.rows if row[:2] == (name, partition)]:
+                del self.rows[row]
+        else:
+            place = (name, partition)
+            self.logs[place], self.next_offsets[place], self.once[place] = [], 0, set()
+
+    def lose_everything(self) -> None:
+        for kind, name, partition in self.incarnations:
+            self.lose(kind, name, partition)
+        self.commits.clear()
+        for key, record in self.incarnations.items():
+            self.incarnations[key] = PartitionRecord(record.incarnation, COMPLETE)  # without a manifest everything starts anew
+
+    def heal(self) -> None:
+        self.conditions = StoreConditions()
+        self.refusing.clear()
+
+    # Calls.
+
+    async def call(self, process: Process, places: Sequence[Place], effect: Callable[[bool], Any], write: bool) -> Any:
+        """Time passes, the effect happens or not, time passes. `effect(whole)` with False lands a part of it."""
+        await self._pause(process)
+        for place in places:
+            if place in self.refusing:
+                self.counts["refused"] += 1
+                raise PartitionUnavailable("The partition is busy.", f"{place[0]}-{place[1]}")
+        result = self._take_effect(process, places, effect) if write else effect(True)
+        await self._pause(process)
+        return result
+
+    def _take_effect(self, process: Process, places: Sequence[Place], effect: Callable[[bool], Any]) -> Any:
+        chance, conditions = self._chance, self.conditions
+        if conditions.kill and chance.random() < conditions.kill:
+            self.counts["killed in a write"] += 1
+            if chance.random() < 0.5:
+                effect(True)
+            process.kill()
+            raise asyncio.CancelledError
+        if conditions.fail and chance.random() < conditions.fail:
+            landed = chance.choice(("nothing", "a part", "all"))
+            self.counts[f"failed, {landed} landed"] += 1
+            if landed != "nothing":
+                effect(landed == "all")
+            raise PartitionUnavailable("The write failed.", f"{places[0][0]}-{places[0][1]}" if places else "")
+        return effect(True)
+
+    async def _pause(self, process: Process) -> None:
+        chance, conditions = self._chance, self.conditions
+        most_s = conditions.slow_max_s if conditions.slow and chance.random() < conditions.slow else conditions.delay_max_s
+        await asyncio.sleep(chance.uniform(0, most_s))
+        await process.breathe()
+
+    # Effects.
+
+    def land(self, mutations: Sequence[Mutation], whole: bool) -> None:
+        for mutation in mutations:
+            if not whole and self._chance.random() < 0.5:
+                continue
+            row = self.rows.setdefault(mutation.row, {})
+            for cell in mutation.cells:
+                old = row.get(cell.name)
+                if old is None or wins(cell, old):
+                    row[cell.name] = cell
+
+    def look(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
+        found: dict[RowKey, Row] = {}
+        for key in rows:
+            cells = self.rows.get(key, {})
+            names = sorted(name for name, cell in cells.items() if cell.value is not None and name.startswith(prefix) and name > after)
+            found[key] = {name: cells[name] for name in names[:limit]}
+        return found
+
+    def append(self, topic: str, partition: int, entries: Sequence[Entry], whole: bool) -> list[int]:
+        """The entries of one partition land together or not at all."""
+        if not whole:
+            return []
+        place = (topic, partition)
+        first = self.next_offsets[place]
+        time_ms = int(self.loop.time() * 1000)
+        self.logs[place] += [
+            Record(partition, first + index, time_ms, entry.key, entry.headers, entry.value) for index, entry in enumerate(entries)
+        ]
+        self.next_offsets[place] += len(entries)
+        self.appended.set()
+        return list(range(first, first + len(entries)))
+
+    def read_log(self, topic: str, partition: int, start: int, end: int) -> list[Record]:
+        return [record for record in self.logs[topic, partition] if start <= record.offset < end]
+
+    def oldest(self, topic: str) -> dict[int, Position]:
+        return {
+            p: Position(
+                self.incarnations["feed", topic, p].incarnation,
+                self.logs[topic, p][0].offset if self.logs[topic, p] else self.next_offsets[topic, p],
+            )
+            for p in range(self.partitions)
+        }
+
+    def newest(self, topic: str) -> dict[int, Position]:
+        return {p: Position(self.incarnations["feed", topic, p].incarnation, self.next_offsets[topic, p]) for p in range(self.partitions)}
+
+    def trim(self, topic: str, partition: int, before: int) -> None:
+        """Retention: what every subscription has consumed may go."""
+        place = (topic, partition)
+        self.logs[place] = [record for record in self.logs[place] if record.offset >= before]
+
+
+def _places(mutations: Sequence[Mutation]) -> list[Place]:
+    return list(dict.fromkeys((mutation.row.table, mutation.row.partition) for mutation in mutations))
+
+
+class TableFront:
+    """The table as a gateway's lanes give it."""
+
+    def __init__(self, stores: Stores, process: Process) -> None:
+        self._stores = stores
+        self._process = process
+        self.table = self  # for what the Registrar asks of the engine itself
+        self.partitions = stores.partitions
+
+    async def write(self, mutations: Sequence[Mutation]) -> None:
+        if not mutations:
+            return
+        for mutation in mutations:
+            check_mutation(mutation)
+        stores = self._stores
+        groups: dict[Place, list[Mutation]] = {}
+        for mutation in mutations:
+            groups.setdefault(mutation.row[:2], []).append(mutation)
+        calls = [
+            stores.call(self._process, [place], lambda whole, group=group: stores.land(group, whole), write=True)  # type: ignore[misc]
+            for place, group in groups.items()
+        ]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
+        if not rows:
+            return {}
+        places = list(dict.fromkeys((row.table, row.partition) for row in rows))
+        found = await self._stores.call(self._process, places, lambda _: self._stores.look(rows, prefix, limit), write=False)
+        return dict(found)
+
+    async def incarnation_of(self, table: str, partition: int) -> int:
+        records = self._stores.incarnations
+        return int(await self._stores.call(self._process, [], lambda _: records["table", table, partition].incarnation, write=False))
+
+    def delete_rows(self, rows: Sequence[RowKey]) -> None:
+        for row in rows:
+            self._stores.rows.pop(row, None)
+
+
+class FeedFront:
+    """The feed as a gateway's lanes give it."""
+
+    def __init__(self, stores: Stores, process: Process) -> None:
+        self._stores = stores
+        self._process = process
+        self.feed = self
+        self.partitions = stores.partitions
+
+    def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
+        return asyncio.ensure_future(self._append(topic, partition, entries))
+
+    async def _append(self, topic: str, partition: int, entries: Sequence[Entry]) -> Appended:
+        stores = self._stores
+        effect = lambda whole: stores.append(topic, partition, entries, whole)  # noqa: E731
+        offsets = await stores.call(self._process, [(topic, partition)], effect, write=True)
+        return Appended(offsets, dict(stores.epochs))
+
+    async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
+        groups: dict[int, list[Entry]] = {}
+        for entry in entries:
+            groups.setdefault(partition_of(entry.key, self.partitions), []).append(entry)
+        outcomes = await asyncio.gather(*(self._append(topic, p, group) for p, group in groups.items()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return []
+
+
+class BlockingTable:
+    """The table as a task in a fiber sees it (table.interface.Table)."""
+
+    def __init__(self, stores: Stores, process: Process) -> None:
+        self._stores = stores
+        self._process = process
+
+    def write(self, mutations: Sequence[Mutation]) -> None:
+        for mutation in mutations:
+            check_mutation(mutation)
+        if mutations:
+            effect = lambda whole: self._stores.land(mutations, whole)  # noqa: E731
+            block(self._stores.call(self._process, _places(mutations), effect, write=True))
+
+    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
+        if not rows:
+            return {}
+        places = list(dict.fromkeys((row.table, row.partition) for row in rows))
+        effect = lambda _: self._stores.look(rows, prefix, limit, after)  # noqa: E731
+        return dict(block(self._stores.call(self._process, places, effect, write=False)))
+
+    def scan(self, table: str, partition: int, after: bytes = b"", limit: int = 1_000) -> Iterator[tuple[bytes, Row]]:
+        keys = sorted(row for row in self._stores.rows if row[:2] == (table, partition) and row.key > after)[:limit]
+        found = self.read(keys)
+        return iter([(key.key, found[key]) for key in keys if found[key]])
+
+    def delete_rows(self, rows: Sequence[RowKey]) -> None:
+        for row in rows:
+            self._stores.rows.pop(row, None)
+
+    def incarnation(self, table: str, partition: int) -> int:
+        return self._stores.incarnations["table", table, partition].incarnation
+
+    def complete(self, table: str, partition: int) -> bool:
+        return self._stores.incarnations["table", table, partition].state == COMPLETE
+
+    def close(self) -> None:
+        pass
+
+
+class BlockingFeed:
+    """The feed as a task in a fiber sees it: what of feed.interface.Feed tasks use."""
+
+    def __init__(self, stores: Stores, process: Process) -> None:
+        self._stores = stores
+        self._process = process
+        self.partitions = stores.partitions
+
+    def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
+        answers = []
+        for partition in range(self.partitions):
+            group = [entry for entry in entries if partition_of(entry.key, self.partitions) == partition]
+            if group:
+                effect = lambda whole, p=partition, g=group: self._stores.append(topic, p, g, whole)  # noqa: E731
+                offsets = block(self._stores.call(self._process, [(topic, partition)], effect, write=True))
+                answers += [(partition, offset) for offset in offsets]
+        return answers
+
+    def append_once(self, topic: str, entries: Sequence[Entry]) -> None:
+        new = []
+        for entry in entries:
+            seen = self._stores.once[topic, partition_of(entry.key, self.partitions)]
+            if entry.key not in seen:
+                new.append(entry)
+        if new:
+            self.append(topic, new)
+        for entry in new:
+            self._stores.once[topic, partition_of(entry.key, self.partitions)].add(entry.key)
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> list[Record]:
+        effect = lambda _: self._stores.read_log(topic, partition, start, end)  # noqa: E731
+        return list(block(self._stores.call(self._process, [(topic, partition)], effect, write=False)))
+
+
+class SimulatedManifest:
+    """What tasks ask the manifest."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+
+    def epoch(self, application: str) -> int:
+        return self._stores.epochs.get(application, 0)
+
+    def record(self, kind: str, name: str, partition: int) -> PartitionRecord:
+        return self._stores.incarnations[kind, name, partition]

@@ -1,0 +1,72 @@
+"""What applications and backends do while the nemesis works: drawn from the seed, act by act."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from roskva.simulation.clients import Application
+
+if TYPE_CHECKING:
+    from roskva.simulation.world import World
+
+
+class Workload:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.knobs = world.knobs
+        self._chance = world.chance_for("workload")
+
+    def begin(self) -> None:
+        for number in range(self.knobs.applications):
+            application = Application(self.world, number)
+            application.prompt = self._chance.random() >= self.knobs.slow_applications
+            application.states_versions = self._chance.random() < self.knobs.fetch
+            self.world.applications.append(application)
+            application.start()
+            for name in self._chance.sample(self.world.names, min(self.knobs.registrations, len(self.world.names))):
+                application.register(name)
+
+    async def run(self) -> None:
+        end_s = self.world.loop.time() + self.knobs.busy_s
+        while self.world.loop.time() < end_s:
+            await asyncio.sleep(self._chance.expovariate(1 / self.knobs.pause_s))
+            if self._chance.random() < self.knobs.publishes:
+                await self._publish()
+            else:
+                self._registrations()
+
+    async def _publish(self) -> None:
+        chance, knobs, world = self._chance, self.knobs, self.world
+        name = world.names[0] if chance.random() < knobs.hot else chance.choice(world.names)
+        for _ in range(chance.randint(1, knobs.burst)):
+            source = chance.choice(world.applications) if chance.random() < knobs.sources else None
+            again = chance.random() < knobs.again
+            world.backend.change(name, source, chance.choice((1, 1, 1, 5)), again)
+            if not knobs.faults:  # one publish of an object at a time: then the source of each is certain
+                await world.backend.all_acknowledged()
+                await asyncio.sleep(0.5)
+
+    def _registrations(self) -> None:
+        chance, knobs = self._chance, self.knobs
+        application = chance.choice(self.world.applications)
+        if not application.running or application.stopped:
+            return
+        name = chance.choice(self.world.names)
+        if name in application.wishes:
+            application.unregister(name)
+            if chance.random() < knobs.flapping:
+                application.register(name)
+            return
+        application.register(name, fetch=chance.random() < knobs.fetch)
+        if chance.random() < knobs.flapping:
+            application.unregister(name)
+
+    def newcomer(self) -> Application:
+        """Somebody who registers for everything when all is over."""
+        application = Application(self.world, len(self.world.applications))
+        self.world.applications.append(application)
+        application.start()
+        for name in self.world.names:
+            application.register(name)
+        return application
