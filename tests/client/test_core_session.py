@@ -164,9 +164,11 @@ def test_a_server_that_refuses_everything_is_asked_ever_more_slowly() -> None:
 
 def test_superseded_twice_within_a_minute_stops() -> None:
     bench = Bench().live()
+    bench.say()
     bench.anew("session-superseded", keep=True)
     assert bench.said[0].init is not None
     bench.grant("token-2")
+    bench.say()
     bench.pass_time(30)
     actions = bench.anew("session-superseded", keep=True)
     assert CloseChannel() in actions
@@ -177,10 +179,25 @@ def test_superseded_twice_within_a_minute_stops() -> None:
     assert bench.core.next_deadline() is None
 
 
+def test_sessions_that_never_took_effect_do_not_count_as_superseded() -> None:
+    """A channel that repeats an init makes two sessions of it: the client is alone all the same."""
+    bench = Bench().live()
+    for number in range(2, 6):
+        bench.anew("session-superseded", keep=True)
+        bench.pass_time(5)
+        bench.grant(f"token-{number}")
+        bench.say(grant=Grant(nonce="an older one", token=bench.token))  # a repeat of the grant welcomes nobody
+        bench.say(summary=None, error=ErrorReport(code="unavailable", message="no Registrar", transient=True))
+    assert bench.core.stopped is None
+    assert bench.said[-1].token == "token-5"
+
+
 def test_superseded_again_after_more_than_a_minute_handshakes_once_more() -> None:
     bench = Bench().live()
+    bench.say()
     bench.anew("session-superseded", keep=True)
     bench.grant("token-2")
+    bench.say()
     bench.pass_time(61)
     bench.said.clear()
     bench.anew("session-superseded", keep=True)

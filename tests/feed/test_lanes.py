@@ -109,3 +109,32 @@ async def test_at_the_limit_calls_are_refused(feed: Observed) -> None:
     answers = await asyncio.gather(*waiting)
     assert len({offset for answer in answers for _, offset in answer}) == QUEUED_ENTRIES_MAX
     await lanes.close()
+
+
+async def test_the_look_after_an_append_is_shared_and_sees_what_is_durable(feed: Observed) -> None:
+    looks: list[int] = []
+
+    def look() -> int:
+        looks.append(feed.newest(UPDATES)[0].offset)
+        return looks[-1]
+
+    lanes = FeedLanes(feed, look)
+    futures = [lanes.append_to(UPDATES, 0, [Entry(KEYS[0], b"%d" % number)] * 2) for number in range(50)]
+    for number, appended in enumerate(await asyncio.gather(*futures)):
+        records = [feed.read(UPDATES, 0, offset, offset + 1)[0].value for offset in appended.offsets]
+        assert records == [b"%d" % number] * 2
+        assert appended.looked > max(appended.offsets)
+    assert len(looks) == len(feed.batches) < 50
+    await lanes.close()
+
+
+async def test_what_was_appended_is_not_appended_again_when_the_look_fails(feed: Observed) -> None:
+    def look() -> None:
+        raise RuntimeError("It cannot look.")
+
+    lanes = FeedLanes(feed, look)
+    futures = [lanes.append_to(UPDATES, 0, [Entry(KEYS[0], b"")]) for _ in range(3)]
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    assert all(isinstance(outcome, RuntimeError) for outcome in outcomes)
+    assert feed.newest(UPDATES)[0].offset == 3
+    await lanes.close()

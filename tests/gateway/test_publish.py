@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import pytest
 
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import FeedFull
@@ -17,8 +20,11 @@ from roskva.gateway.publish import Publishing
 from roskva.gateway.service import Gateway
 from roskva.matcher.forms import Form, Malformed, check, extract
 from roskva.model import name_of, object_key, partition_of
+from roskva.table.files import PartitionFile
+from roskva.table.manifest import Manifest
 from roskva.telemetry.metrics import Metrics
 from tests.gateway.conftest import Start
+from tests.gateway.talking import channel_url, say
 
 
 async def post(http: aiohttp.ClientSession, gateway: Gateway, body: Any) -> tuple[int, dict[str, Any]]:
@@ -236,3 +242,51 @@ async def test_concurrent_publishes_share_their_commits(gateway: Gateway, http: 
     assert all(answer == (200, {"results": [{"ok": True}] * 20}) for answer in answers)
     assert len(records(gateway.settings)) == 600
     assert gateway.metrics.updates_appended == 600
+
+
+async def test_reset_by_another_process_after_the_fsync_appends_again(
+    gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 34: the epoch that was last seen is too old, and what was appended under it would never count."""
+    settings = gateway.settings
+    elsewhere = Manifest.open(settings.data / "manifest.db", settings.partitions, settings.data_center)
+    real = PartitionFile._confirm
+
+    def reset_first(file: PartitionFile, handle: Any) -> None:
+        if file.address.name == UPDATES and elsewhere.epoch("demo") == 0:
+            elsewhere.raise_epoch("demo", 0)
+        real(file, handle)
+
+    monkeypatch.setattr(PartitionFile, "_confirm", reset_first)
+    status, _ = await post(http, gateway, {"application": "demo", "object": "a", "version": 1})
+    elsewhere.close()
+    assert status == 200
+    assert sorted(record.headers for record in records(settings)) == [b"demo 0", b"demo 1"]
+    assert {record.key for record in records(settings)} == {object_key("demo", epoch, b"a") for epoch in (0, 1)}
+
+
+async def test_the_loop_is_not_held_up_while_the_manifest_is_written(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    await post(http, gateway, {"application": "demo", "object": "a", "version": 1})
+    gaps_s: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps_s.append(time.monotonic() - began_s)
+
+    writer = sqlite3.connect(gateway.settings.data / "manifest.db", isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")
+    ticking = asyncio.create_task(tick())
+    socket = await http.ws_connect(channel_url(gateway))
+    try:
+        publishing = asyncio.create_task(post(http, gateway, {"application": "demo", "object": "a", "version": 2}))
+        await say(socket, init={"nonce": "n", "application": "demo", "device": "d"})
+        await asyncio.sleep(1.3)
+        writer.execute("ROLLBACK")
+        await publishing  # whether it was refused or not
+    finally:
+        ticking.cancel()
+        writer.close()
+        await socket.close()
+    assert max(gaps_s) < 0.3, "the event loop waited for the manifest"

@@ -11,6 +11,7 @@ from roskva.errors import PartitionUnavailable
 from roskva.model import OUTCOME_COVERED, OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, UNAVAILABLE, Registration
 from roskva.pipeline.blind import write_blindly
 from roskva.protocol.messages import Ack, ClientMessage, Init, Register, Unregister
+from roskva.protocol.summaries import SetDigest
 from roskva.table.interface import Mutation
 from tests.registrar.place import HeldChannel, Place, acknowledging, told
 
@@ -199,3 +200,25 @@ async def test_an_acknowledgement_over_a_stored_lower_version_is_written(place: 
     while list(place.row(token).waiting()):
         assert time.monotonic() - began_s < 5
         await asyncio.sleep(0.02)
+
+
+async def test_an_init_that_the_channel_repeats_is_one_session(place: Place) -> None:
+    """Found by the simulator (seed 24): two grants of one init, each superseding the other, until the client gave up."""
+    channel = HeldChannel()
+    first = await place.start_client(channel)
+    place.registrar.closed(channel)
+    back = HeldChannel()
+    init = ClientMessage(init=Init(nonce="again", application="demo", device="d1", prior=first))
+    for _ in range(3):
+        place.say(back, init)
+    granted = await back.until(lambda m: m.grant)
+    place.say(back, init)
+    async with asyncio.timeout(5):
+        while len(back.received) < 2:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert [message.grant for message in back.received] == [granted.grant] * 2
+    assert granted.grant is not None
+    place.say(back, ClientMessage(token=granted.grant.token, summary=SetDigest().summary()))
+    await back.until(lambda m: not m.grant and not m.start_anew)
+    assert not any(message.start_anew for message in back.received)

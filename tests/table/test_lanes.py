@@ -194,3 +194,24 @@ async def test_a_cancelled_caller_disturbs_nobody(table: Observed) -> None:
     await second
     assert first.cancelled()
     await lanes.close()
+
+
+async def test_incarnations_are_looked_up_off_the_loop_once_for_all_who_ask(table: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = TableLanes(table, 2)
+    real = table.incarnation
+    asked: list[tuple[str, int]] = []
+
+    def incarnation(name: str, partition: int) -> int:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.append((name, partition))
+        if partition == 1:
+            raise PartitionUnavailable("It fails.", "test")
+        return real(name, partition)
+
+    monkeypatch.setattr(table, "incarnation", incarnation)
+    looks = [lanes.incarnation_of("registrar", number % 2) for number in range(20)]
+    outcomes = await asyncio.gather(*looks, return_exceptions=True)
+    assert outcomes[::2] == [real("registrar", 0)] * 10
+    assert all(isinstance(outcome, PartitionUnavailable) for outcome in outcomes[1::2])
+    assert len(asked) == 2
+    await lanes.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,27 @@ def test_epochs_rise_by_compare_and_set(path: Path) -> None:
     assert second.raise_epoch("demo", 0) == 1  # two resets at the same moment are one
     assert second.raise_epoch("demo", 1) == 2
     assert first.snapshot().epochs == {"demo": 2}
+
+
+def test_what_was_seen_is_there_while_somebody_writes(path: Path) -> None:
+    manifest = opened(path)
+    other = opened(path)
+    other.raise_epoch("demo", 0)
+    assert manifest.seen().epochs == {}  # no look
+    assert manifest.snapshot().epochs == manifest.seen().epochs == {"demo": 1}
+    writer = sqlite3.connect(path, isolation_level=None)
+    try:
+        writer.execute("BEGIN EXCLUSIVE")
+        began_s = time.monotonic()
+        assert manifest.seen().epochs == {"demo": 1}
+        assert time.monotonic() - began_s < 0.1
+        with pytest.raises(PartitionUnavailable):
+            manifest.snapshot()
+        assert manifest.seen().epochs == {"demo": 1}
+        writer.execute("ROLLBACK")
+    finally:
+        writer.close()
+    assert manifest.snapshot().epochs == {"demo": 1}
 
 
 def test_a_snapshot_of_some_age_costs_no_look(path: Path) -> None:

@@ -232,7 +232,7 @@ class ClientCore:
         if message.grant is not None and granted:
             actions += self._granted(now, message.grant.token, message.summary)
         elif ours:
-            self._handshake.sound()
+            self._handshake.sound(welcomed=message.summary is not None and message.grant is None)
         if ours:
             actions += self._of_session(now, message)
         return actions + self._flush(now)

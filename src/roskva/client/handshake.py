@@ -40,6 +40,7 @@ class Handshake:
     due: float = _NEVER  # when `init` is sent (again)
     _nonce: str = ""  # of the init that waits for its answer
     _attempts: int = 0  # since the last sound message
+    _welcomed: bool = False  # whether this token's session has taken effect
     _superseded_at: float = _NEVER
 
     def init(self, now: float, config: Config, dice: float) -> Init:
@@ -53,15 +54,17 @@ class Handshake:
 
     def granted(self, token: str) -> None:
         self.token, self.prior, self._nonce = token, "", ""
+        self._welcomed = False
         self.granted_before = True
 
     def hopeless(self, code: str) -> bool:
         """No patience helps: the application names something that does not exist. Once it has worked, we keep trying."""
         return not self.granted_before and code in _HOPELESS
 
-    def sound(self) -> None:
-        """The server speaks to our token."""
+    def sound(self, welcomed: bool) -> None:
+        """The server speaks to our token. `welcomed`: its Registrar does, and so the session has taken effect."""
         self._attempts = 0
+        self._welcomed = self._welcomed or welcomed
 
     def refused(self, now: float, token: str, refusal: StartAnew, config: Config, dice: float) -> Refusal:
         """`token` is the message's. While an init waits, only what names its nonce counts: the rest is a repeat."""
@@ -69,7 +72,8 @@ class Handshake:
         of_token = bool(self.token) and token == self.token
         if not of_init and not of_token:
             return Refusal.NOT_OURS
-        if refusal.code == SessionSuperseded.code:
+        # A session that never took effect was overtaken by a repeat of our own init, not by another client with our state.
+        if refusal.code == SessionSuperseded.code and self._welcomed:
             if now - self._superseded_at < SUPERSEDED_AGAIN_S:
                 return Refusal.TWO_OF_US
             self._superseded_at = now

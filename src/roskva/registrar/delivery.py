@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from roskva.config import Settings
@@ -33,14 +32,11 @@ from roskva.model import (
 )
 from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
-from roskva.registrar.cells import WAITING, packed
+from roskva.registrar.cells import WAITING
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave, notify_of
-from roskva.table.interface import Cell, Mutation
-from roskva.table.lanes import TableLanes
-
-log = logging.getLogger(__name__)
+from roskva.table.interface import Cell
 
 NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
 WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
@@ -74,7 +70,6 @@ class Delivery:
     def __init__(
         self,
         settings: Settings,
-        table: TableLanes,
         rows: Rows,
         sessions: dict[ClientId, Session],
         counters: Counters,
@@ -82,13 +77,12 @@ class Delivery:
         owns: Callable[[int], bool],
         settling: Callable[[], bool],
         speak: Callable[..., None],
-        mark: Callable[[Iterable[ClientId]], Awaitable[None]],
+        write: Callable[[Mapping[ClientId, list[list[Cell]]]], Awaitable[set[ClientId]]],
         reissue: Callable[[Propagation], Awaitable[int]],
         settled: Callable[[ClientId, ObjectKey], None],
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         self._settings = settings
-        self._table = table
         self._rows = rows
         self._sessions = sessions
         self._counters = counters
@@ -96,7 +90,7 @@ class Delivery:
         self._owns = owns
         self._settling = settling
         self._speak = speak
-        self._mark = mark
+        self._write = write  # answers the clients whose write failed
         self._reissue = reissue
         self._settled = settled
         self._spawn = spawn
@@ -153,8 +147,7 @@ class Delivery:
         await self._store(unsettled, verdicts)
         await first
         for index in reissues:
-            told = propagations[index]
-            verdicts[index] = await self._reissue(told)
+            verdicts[index] = await self._reissue(propagations[index])
         return verdicts
 
     def _turned(self, sent_s: float) -> None:
@@ -204,8 +197,7 @@ class Delivery:
 
     def _entry(self, session: Session, key: ObjectKey, seqno: int, version: int | None) -> Outstanding:
         """What is outstanding for this registration and kind; one of an earlier registration is replaced."""
-        name = (key, version is None)
-        entry = session.outstanding.get(name)
+        entry = session.outstanding.get(name := (key, version is None))
         if entry is not None and entry.seqno == seqno:
             return entry
         if entry is not None:
@@ -245,7 +237,7 @@ class Delivery:
                 stored.append((one.told, entry, version))
             if entry is not None and tell:
                 entry.stored = max(entry.stored, MAYBE_STORED)
-        failed = await self.write(cells_of)
+        failed = await self._write(cells_of)
         for told, entry, version in stored:
             if entry is not None:
                 entry.stored = STORED  # or as good as: the acknowledgement of a possibly stored one is written too
@@ -287,50 +279,6 @@ class Delivery:
             self._counters.sent += len(notifications)
             self._speak(session, notify=notifications)
 
-    async def write(self, cells_of: dict[ClientId, list[list[Cell]]]) -> set[ClientId]:
-        """Write cells of several clients' rows, each group of them whole; answers the clients whose write failed.
-
-        While members settle, another gateway may own the client: a mark before, for a crash, and one after, for a reader in between.
-        """
-        if not cells_of:
-            return set()
-        absent = [client for client in cells_of if client not in self._sessions] if self._settling() else []
-        if not await self._marked(absent):
-            return set(cells_of)
-        by_partition: dict[int, list[tuple[ClientId, list[list[Cell]]]]] = {}
-        for client, groups in cells_of.items():
-            by_partition.setdefault(self._rows.key(client).partition, []).append((client, packed(groups)))
-        failures = await asyncio.gather(*(self._write_partition(clients) for clients in by_partition.values()))
-        if not await self._marked(absent):
-            return set(cells_of)
-        return set().union(*failures)
-
-    async def _marked(self, clients: list[ClientId]) -> bool:
-        try:
-            if clients:
-                await self._mark(clients)
-        except Unavailable as error:
-            log.warning("marks of %d clients could not be written: %s", len(clients), error)
-            return False
-        return True
-
-    async def _write_partition(self, clients: list[tuple[ClientId, list[list[Cell]]]]) -> set[ClientId]:
-        try:
-            await self._table.write([Mutation(self._rows.key(client), cells) for client, writes in clients for cells in writes])
-        except BaseException as error:
-            # Whatever was raised, these rows may or may not have landed: nothing in memory may be trusted.
-            for client, _ in clients:
-                self._rows.drop(client)
-            if not isinstance(error, Unavailable):
-                raise
-            log.warning("rows of %d clients could not be written: %s", len(clients), error)
-            self._counters.failed_writes += 1
-            return {client for client, _ in clients}
-        for client, writes in clients:
-            for cells in writes:
-                self._rows.apply(client, cells)
-        return set()
-
     def acknowledge(self, session: Session, acks: Sequence[Ack]) -> None:
         """The application has the versions that these name. Acknowledgements are never refused for order, nor beyond what was sent."""
         now_s = self._clock()
@@ -350,8 +298,7 @@ class Delivery:
             self._spawn(self._acknowledge_stored(session, unmatched))
 
     def _acknowledge_one(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> bool:
-        name = (key, version is None)
-        entry = session.outstanding.get(name)
+        entry = session.outstanding.get(name := (key, version is None))
         if entry is None or entry.seqno != seqno:
             return False
         if version is not None and entry.version is not None and version != entry.version:
@@ -387,7 +334,7 @@ class Delivery:
     async def _flush_acknowledged(self) -> None:
         await asyncio.sleep(0.005)
         cells_of, self._ack_cells = self._ack_cells, {}
-        await self.write({client: [[cell] for cell in cells] for client, cells in cells_of.items()})
+        await self._write({client: [[cell] for cell in cells] for client, cells in cells_of.items()})
 
     def resume(self, session: Session, row: ClientRow) -> None:
         """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
@@ -417,6 +364,11 @@ class Delivery:
         self._sent(session, entry, now_s)
         notifications.append(self._notify(entry))
         return True
+
+    def rest(self) -> None:
+        """Nothing is owed to anybody: give back what only busy times need."""
+        if self._texts and not self.unacknowledged:
+            self._texts = {}
 
     def resend_due(self) -> list[Session]:
         """Send again what was not acknowledged in time; answers sessions for which the table holds more than memory does."""

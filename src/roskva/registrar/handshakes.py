@@ -24,6 +24,14 @@ from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
 
+@dataclass(slots=True)
+class Granting:
+    """The note on a channel through which a client asks for a session."""
+
+    nonce: str
+    reply: ServerMessage | None = None  # once it is durable
+
+
 class _Granted(NamedTuple):
     row: ClientRow
     session: int
@@ -53,9 +61,24 @@ class Handshakes:
         return client
 
     async def grant(self, channel: Channel, init: Init) -> None:
-        if isinstance(channel.session, ServerMessage) and channel.session.grant and channel.session.grant.nonce == init.nonce:
-            channel.send(encode(channel.session))  # a repeat: the same grant again
+        """Answer an init. A repeat of it gets the same grant again, or nothing while that one is being made: each grant is a session."""
+        note = channel.session
+        if isinstance(note, Granting) and note.nonce == init.nonce:
+            if note.reply is not None:
+                channel.send(encode(note.reply))
             return
+        mine = Granting(init.nonce)
+        if note is None or isinstance(note, Granting):
+            channel.session = mine
+        try:
+            mine.reply = await self._grant(init)
+        except BaseException:
+            if channel.session is mine:
+                channel.session = None
+            raise
+        channel.send(encode(mine.reply))
+
+    async def _grant(self, init: Init) -> ServerMessage:
         application = check_application(init.application)
         device = check_device(init.device)
         settings = self.settings.applications.get(application)
@@ -68,7 +91,7 @@ class Handshakes:
         incarnation = await self._incarnation(row.client)
         claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation)
         token = self.keyring.sign(claims)
-        reply = ServerMessage(
+        return ServerMessage(
             token=token,
             summary=row.digest.summary(),
             unsettled=row.pending_count + sum(1 for _ in row.waiting()),
@@ -76,9 +99,6 @@ class Handshakes:
             grant=Grant(nonce=init.nonce, token=token),
             config=self._config(application, settings),
         )
-        if channel.session is None or isinstance(channel.session, ServerMessage):
-            channel.session = reply
-        channel.send(encode(reply))
 
     async def _keep_id(self, init: Init, created: Created) -> _Granted | None:
         """Go on under the prior token's id, if its row is still there and is what the token says."""

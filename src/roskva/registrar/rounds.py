@@ -63,6 +63,7 @@ class Rounds:
                     await self._notice_lost_partitions()
                     self._keep_alive(now_s)
                     self.registrar.rows.evict_idle(self._settings.row_idle_s)
+                    self.registrar.delivery.rest()
                 if now_s >= next_marks_s:
                     next_marks_s = now_s + self._settings.mark_poll_s
                     await self._follow_marks()

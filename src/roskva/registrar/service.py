@@ -44,6 +44,7 @@ from roskva.registrar.rounds import Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.registrar.writing import RowWriter
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
@@ -104,9 +105,9 @@ class Registrar:
             unguessable,
         )
         self.recovery = Recovery(settings, table, member, clock, wall_clock)
+        self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self._settling, self.recovery.mark)
         self.delivery = Delivery(
             settings,
-            table,
             self.rows,
             self.sessions,
             self.counters,
@@ -114,7 +115,7 @@ class Registrar:
             owns=self.owns,
             settling=self._settling,
             speak=self.speak,
-            mark=self.recovery.mark,
+            write=self._writer.write,
             reissue=self._reissue,
             settled=self.recovery.settled,
             spawn=self.spawn,
@@ -241,7 +242,7 @@ class Registrar:
         return session
 
     async def _write_seen(self, client: ClientId) -> None:
-        await self.delivery.write({client: [[seen_cell(self._day())]]})
+        await self._writer.write({client: [[seen_cell(self._day())]]})
 
     def take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""

@@ -27,12 +27,16 @@ class Truth:
     """What became of one object."""
 
     versions: list[int] = field(default_factory=list)  # all that were ever tried, in their order
-    acknowledged: int = -1  # the highest that Roskva said it has
+    acknowledged: set[int] = field(default_factory=set)  # those that Roskva said it has
     sources: dict[int, set[str]] = field(default_factory=dict)  # the devices that made each version ("": nobody's)
 
     @property
     def latest(self) -> int:
         return self.versions[-1] if self.versions else -1
+
+    @property
+    def latest_acknowledged(self) -> int:
+        return max(self.acknowledged, default=-1)
 
 
 class Backend:
@@ -60,6 +64,10 @@ class Backend:
         world.tell(self.process.name, f"publishes {name.decode()} {version}{f' made by {device}' if device else ''}")
         self._under_way.append(self.process.spawn(self._publish(name, version, device)))
 
+    @property
+    def busy(self) -> bool:
+        return any(not task.done() for task in self._under_way)
+
     async def all_acknowledged(self) -> None:
         under_way, self._under_way = self._under_way, []
         if under_way:
@@ -81,6 +89,5 @@ class Backend:
                     pass
             await asyncio.sleep(pause_s * self.chance.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, 5.0)
-        truth = self.world.truth[name]
-        truth.acknowledged = max(truth.acknowledged, version)
+        self.world.truth[name].acknowledged.add(version)
         self.world.acknowledged(name, version)

@@ -53,9 +53,10 @@ class LatestLearned(Checker):
     def reason(self, world: World) -> str | None:
         for application in world.applications:
             for name in application.wishes if application.running else ():
-                if application.missing(name):
+                missing = application.missing(name)
+                if missing:
                     known = application.store.get(name, -1)
-                    return f"{application.device} has {name.decode()} at {known}, {world.truth[name].acknowledged} was acknowledged"
+                    return f"{application.device} has {name.decode()} at {known}, {missing[-1]} was acknowledged"
         return None
 
 
@@ -76,10 +77,10 @@ class NothingForgotten(Checker):
     def reason(self, world: World) -> str | None:
         if self.newcomer is None:
             return None
-        known = [name for name, truth in world.truth.items() if truth.acknowledged >= 0]
-        for name in known:
-            if self.newcomer.store.get(name, -1) < world.truth[name].acknowledged:
-                return f"a newcomer has {name.decode()} at {self.newcomer.store.get(name, -1)}, not {world.truth[name].acknowledged}"
+        for name in (name for name, truth in world.truth.items() if truth.acknowledged):
+            latest = world.truth[name].latest_acknowledged
+            if self.newcomer.store.get(name, -1) < latest:
+                return f"a newcomer has {name.decode()} at {self.newcomer.store.get(name, -1)}, not {latest}"
             if name in self._unknown and not world.knobs.loses_state:
                 raise self.broken(f"{name.decode()} is unknown to a newcomer, though nothing was lost")
         return None
@@ -161,6 +162,16 @@ class SummariesAgree(Checker):
             if client not in copies:
                 return f"the Matcher does not know that {application.device} is registered for {key!r}"
         return None
+
+
+class WorkDone(Checker):
+    """Everything that was published is accepted, and the pipeline has matched all there is."""
+
+    def reason(self, world: World) -> str | None:
+        if world.backend.busy:
+            return "a backend is still publishing"
+        lag = world.lag()
+        return f"{lag} records of the feed are not matched" if lag else None
 
 
 class QueuesBounded(Checker):

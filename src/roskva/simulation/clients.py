@@ -111,7 +111,7 @@ class Application:
         self.process = Process(self.device, self.world.loop, host=f"client-{self.number}")
         self.running = True
         self.runs_s = self.world.loop.time()
-        self.queue: list[Notification] = []
+        self.queue: dict[tuple[bytes, bool], Notification] = {}
         self.shown: dict[bytes, int] = {}  # the highest version that this run was shown
         self.confirmed: dict[bytes, tuple[bool, float]] = {}  # what the server said last, and when
         self.stopped = False
@@ -218,23 +218,27 @@ class Application:
         """The acknowledged versions of an object that it has not learned of."""
         truth = self.world.truth[name]
         known = self.store.get(name, -1)
-        return [one for one in truth.versions if known < one <= truth.acknowledged and (name, one) not in self.made]
+        return [one for one in sorted(truth.acknowledged) if known < one and (name, one) not in self.made]
 
     def _learn(self, name: bytes, version: int) -> None:
         if version >= 0:
             self.store[name] = max(self.store.get(name, -1), version)
 
-    def deal_with_later(self, notification: Notification) -> None:
+    def take(self, notification: Notification) -> None:
+        """As the shell's mailbox does: at most one waits per object and kind, and a later version takes the place of an earlier."""
+        key = (notification.name, notification.version is None)
+        waiting = key in self.queue
+        self.queue[key] = notification
         if self.prompt:
-            self.deal_with(notification)
-        else:
-            self._later(self.chance.expovariate(1.0), lambda: self.deal_with(notification))
+            self.deal_with(key)
+        elif not waiting:
+            self._later(self.chance.expovariate(1.0), lambda: self.deal_with(key))
 
-    def deal_with(self, notification: Notification) -> None:
+    def deal_with(self, key: tuple[bytes, bool]) -> None:
         """Learn, make it durable, acknowledge; or fail on it, and want to see it again."""
-        if notification not in self.queue or not self.running:
+        notification = self.queue.pop(key, None)
+        if notification is None or not self.running:
             return
-        self.queue.remove(notification)
         name = notification.name
         if self.world.faulty and self.chance.random() < 0.05:
             if notification.version is not None and self.shown.get(name) == notification.version:
@@ -257,8 +261,7 @@ class Application:
                 self.connection.send(encode(action.message))
         elif isinstance(action, Notify):
             self.world.watch.notified(self, action.notification)
-            self.queue.append(action.notification)
-            self.deal_with_later(action.notification)
+            self.take(action.notification)
         elif isinstance(action, StatusChanged):
             self.confirmed[action.name] = (action.registered, self.world.loop.time())
             self.world.watch.status_changed(self, action.name, action.registered)

@@ -72,13 +72,17 @@ class Knobs:
 
 def draw(seed: int) -> Knobs:
     chance = Random(f"knobs {seed}")
-    size = chance.choice(("tiny", "tiny", "small", "small", "small", "middling", "wide"))
-    objects = {"tiny": 1, "small": chance.randint(1, 5), "middling": chance.randint(3, 20), "wide": chance.randint(280, 600)}[size]
+    size = chance.choices(("tiny", "small", "middling", "wide"), (6, 10, 4, 1))[0]
+    objects = {"tiny": 1, "small": chance.randint(1, 5), "middling": chance.randint(3, 20), "wide": chance.randint(257, 320)}[size]
     applications = {"tiny": chance.randint(1, 2), "small": chance.randint(1, 5), "middling": chance.randint(4, 14), "wide": 1}[size]
     calm = chance.random() < 0.06
     enabled = frozenset() if calm else frozenset(fault for fault in FAULTS if chance.random() < chance.choice((0.1, 0.4, 0.7)))
     if chance.random() < 0.7:
         enabled -= LOSSES
+    records_per_batch_max = chance.choice((20, 20_000) if size == "wide" else (1, 5, 20_000))
+    pauses_s = (0.2, 1.0) if records_per_batch_max == 1 else (0.02, 0.2, 1.0)  # what comes faster than it goes never comes to rest
+    pause_s = chance.choice(pauses_s)
+    acts = chance.choice((20, 60, 200))
     return Knobs(
         seed=seed,
         gateways=chance.choice((1, 1, 2, 2, 3)),
@@ -86,11 +90,11 @@ def draw(seed: int) -> Knobs:
         applications=applications,
         objects=objects,
         registrations=objects if size == "wide" else chance.randint(1, objects),
-        busy_s=chance.choice((5.0, 15.0, 40.0)) * chance.uniform(0.5, 1.5),
-        pause_s=chance.choice((0.02, 0.2, 1.0)),
+        busy_s=min(60.0, max(4.0, acts * pause_s)),
+        pause_s=pause_s,
         publishes=chance.uniform(0.2, 0.9),
         hot=chance.choice((0.0, 0.5, 0.95)),
-        burst=chance.choice((1, 1, 3, 10)),
+        burst=1 if records_per_batch_max == 1 else chance.choice((1, 1, 3, 10)),
         sources=chance.choice((0.0, 0.3, 1.0)),
         again=0.0 if calm else chance.choice((0.0, 0.05, 0.3)),
         flapping=chance.choice((0.0, 0.2, 0.6)),
@@ -100,8 +104,8 @@ def draw(seed: int) -> Knobs:
         faults=enabled,
         loss=chance.uniform(0.02, 0.3),
         fan_out_above=chance.choice((1, 3, 1_000)),
-        records_per_batch_max=chance.choice((1, 5, 20_000)),
-        operations_per_message_max=chance.choice((1, 10, 1_000, 1_000)),
+        records_per_batch_max=records_per_batch_max,
+        operations_per_message_max=chance.choice((30, 1_000) if size == "wide" else (1, 10, 1_000, 1_000)),
         settling_s=chance.choice((0.0, 2.0, 10.0)),
         ack_wait_ms=chance.choice((0.0, 50.0, 50.0)),
         skew_s=chance.choice((0.0, 1.0, 50.0)),

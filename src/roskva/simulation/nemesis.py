@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from roskva.simulation.network import Conditions
 from roskva.table.interface import TABLES
 
+LATE_MAX_S = 8.0  # the longest that a message is under way
+
 if TYPE_CHECKING:
     from roskva.simulation.world import World
 
@@ -66,7 +68,7 @@ class Nemesis:
         self._while_s(lambda: self._conditions(loss=0.0, repeat=0.0))
 
     def _late_messages(self) -> None:
-        self._conditions(late=self._chance.uniform(0, 0.3), late_max_s=self._chance.choice((0.2, 5.0, 20.0)))
+        self._conditions(late=self._chance.uniform(0, 0.3), late_max_s=self._chance.choice((0.2, 3.0, LATE_MAX_S)))
         self._while_s(lambda: self._conditions(late=0.0))
 
     def _conditions(self, **changes: float) -> None:

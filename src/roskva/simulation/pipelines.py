@@ -86,6 +86,7 @@ class SimulatedDriver:
         world.checkpoints = self.checkpoints  # the newest: what a successor copies
         self.batches = 0
         self._slots: dict[tuple[str, int], Workers] = {}
+        self._reached: dict[str, dict[Place, Position]] = {}  # by query: the end of the last batch that is done
 
     def start(self) -> None:
         for stream in STREAMS:
@@ -98,12 +99,23 @@ class SimulatedDriver:
         else:
             self.workers.kill()
 
+    def lag(self) -> int:
+        """Records that no batch of this driver has dealt with."""
+        total = 0
+        for stream in STREAMS:
+            reached = self._reached.get(stream.name, {})
+            for place, newest in self._newest(stream).items():
+                done = reached.get(place)
+                total += newest.offset - done.offset if done is not None and done.incarnation == newest.incarnation else newest.offset
+        return total
+
     async def _query(self, stream: Stream) -> None:
         log = self.checkpoints[stream.name]
         number = max(log.done, default=-1)
         start = dict(log.ends.get(number, {})) or self._oldest(stream)
         # A range that was logged and is not done is repeated as it was.
         pending = sorted(batch for batch in log.ends if batch > number)
+        self._reached[stream.name] = start
         logged_s = float("-inf")
         while True:
             number += 1
@@ -115,7 +127,7 @@ class SimulatedDriver:
                 if self._chance.random() < 0.5:  # logged in time, or too late for a driver that dies in this batch
                     log.ends[number] = end
             await self._run_batch(stream, start, end)
-            start = {**start, **end}
+            start = self._reached[stream.name] = {**start, **end}
             self.batches += 1
             if self.world.loop.time() - logged_s >= _LOG_EVERY_S:
                 logged_s = self.world.loop.time()

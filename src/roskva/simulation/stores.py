@@ -84,8 +84,6 @@ class Stores:
         for kind, name, partition in self.incarnations:
             self.lose(kind, name, partition)
         self.commits.clear()
-        for key, record in self.incarnations.items():
-            self.incarnations[key] = PartitionRecord(record.incarnation, COMPLETE)  # without a manifest everything starts anew
 
     def heal(self) -> None:
         self.conditions = StoreConditions()

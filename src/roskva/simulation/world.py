@@ -35,12 +35,13 @@ from roskva.simulation.checkers import (
     SummariesAgree,
     UnregisteredSilence,
     Watch,
+    WorkDone,
 )
 from roskva.simulation.clients import Application
 from roskva.simulation.gateways import SimulatedGateway
 from roskva.simulation.knobs import Knobs
 from roskva.simulation.loop import DeadWorld, VirtualLoop
-from roskva.simulation.nemesis import Nemesis
+from roskva.simulation.nemesis import LATE_MAX_S, Nemesis
 from roskva.simulation.network import Network
 from roskva.simulation.pipelines import Checkpoint, SimulatedDriver
 from roskva.simulation.stores import Stores
@@ -112,6 +113,7 @@ class World:
             SourceLeftOut(),
             UnregisteredSilence(),
             SummariesAgree(),
+            WorkDone(),
             QueuesBounded(),
             self.newcomers,
             self.storm,
@@ -238,6 +240,9 @@ class World:
 
     # What checkers ask.
 
+    def lag(self) -> int:
+        return 0 if self.driver is None else self.driver.lag()
+
     def acknowledged(self, name: bytes, version: int) -> None:
         self.tell(self.backend.process.name, f"{name.decode()} {version} is acknowledged")
 
@@ -286,6 +291,7 @@ class World:
         nemesis.cancel()
         self.tell("world", "faults stop")
         self.heal()
+        await asyncio.sleep(LATE_MAX_S)
         await self._come_to_rest("after the faults")
         await self._rest()
         self.newcomers.newcomer = workload.newcomer()
