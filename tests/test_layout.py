@@ -20,10 +20,11 @@ SOURCE = ROOT / "src"
 MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
 
 # model <- protocol <- cores <- shells <- cli. A room may import its own modules, and those named here with all below them.
-BASE = {"errors", "model"}
+BASE = {"errors", "model", "probes"}
 CONTRACTS = {"table.interface", "feed.interface"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "probes": set(),
     "model": {"errors"},
     "address": {"errors"},
     "durable": set(),
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # Pure functions over data: they run in the service, in Spark tasks and in the tests' models alike.
 PURE = re.compile(
-    r"roskva\.(model|errors|protocol\..*|matcher\..*|client\.(?!shell|channel|mailbox|statefile|callbacks|__init__).*"
+    r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface)"
 )
 IMPURE = {

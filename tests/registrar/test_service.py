@@ -309,3 +309,18 @@ async def test_a_lost_registrar_partition_is_noticed_and_its_clients_are_told_to
     assert refused.start_anew is not None
     back = HeldChannel()
     assert place.client(await place.start_client(back, prior=token)) != place.client(token)
+
+
+async def test_a_partition_lost_between_an_admission_and_the_first_look_is_noticed_too(place: Place) -> None:
+    """Trap 9: what the first look finds is not what the client was admitted to."""
+    await place.registrar.stop()  # no round has looked yet
+    rounds = place.registrar._rounds
+    rounds.incarnations.clear()
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    partition = client_row(place.client(token), place.settings.partitions).partition
+    for path in place.settings.data.glob(f"table/registrar-{partition}.*"):
+        path.unlink()
+    await rounds._notice_lost_partitions()
+    assert any(message.start_anew for message in channel.received)
+    assert place.registrar.sessions == {}

@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_service_commands(commands)
     _add_talking_commands(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -138,6 +139,17 @@ def _add_talking_commands(commands: Any) -> None:
             default=os.environ.get("ROSKVA_URL", DEFAULT_URL),
             help=f"the service (default: ROSKVA_URL, or {DEFAULT_URL})",
         )
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = _add(commands, "simulate", _simulate, "run simulated worlds that try to break the promise", _SIMULATE_MORE)
+    simulate.add_argument("--seeds", metavar="A-B", default="1-200", help="a world for each (default: 1-200)")
+    simulate.add_argument("--minutes", metavar="M", type=_positive(float), help="go on from seed A for so long")
+    simulate.add_argument("--processes", metavar="N", type=_positive(int), help="worlds at once (default: one per core)")
+    simulate.add_argument("--seed", metavar="N", type=int, help="one world, with all that its seed stands for")
+    simulate.add_argument("--trace", action="store_true", help="with --seed: print what happened, a line for each event")
+    simulate.add_argument("--minimize", action="store_true", help="with --seed: the smallest world that still fails in the same way")
+    simulate.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def _positive(kind: type[int | float]) -> Callable[[str], float]:
@@ -230,6 +242,22 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
 
     return dead_letters(arguments)
 
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from roskva.cli.simulate import simulate
+
+    return simulate(arguments)
+
+
+_SIMULATE_MORE: Final = """\
+The real client, Registrar, Matcher and pipeline tasks in one process, on virtual time, with faults of every kind drawn from the seed;
+then the faults stop, and every promise is checked. The same seed is the same world. Exit status 1 if any failed.
+
+examples:
+  roskva simulate --seeds 1-2000
+  roskva simulate --seeds 100000-100000 --minutes 60
+  roskva simulate --seed 24 --trace
+  roskva simulate --seed 24 --minimize"""
 
 _UP_MORE: Final = """\
 Starts the gateway and the pipeline, shows each step with its time, and then the address of the demo page. What dies or stops

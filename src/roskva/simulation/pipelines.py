@@ -193,7 +193,7 @@ class SimulatedDriver:
                     self.world.tell(self.name, f"a task failed: {error!r}")
                     self.world.task_failed(error)
                     self.kill()
-                    return
+                    raise asyncio.CancelledError  # the batch is not done
             running = list(rest)
 
     def _task(self, stream: Stream, ranges: list[Range], connected: Any) -> None:
