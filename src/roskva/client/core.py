@@ -54,6 +54,7 @@ from roskva.client.state import encode_state, prior_token
 from roskva.client.syncing import Syncing
 from roskva.errors import BadRequest, ClientStopped, RoskvaError, from_report
 from roskva.model import check_application, check_device, name_from_text
+from roskva.probes import reached
 from roskva.protocol import messages
 from roskva.protocol.messages import (
     ClientMessage,
@@ -283,11 +284,14 @@ class ClientCore:
         if outcome is Refusal.NOT_OURS:
             return []
         if outcome is Refusal.TWO_OF_US:
+            reached("client: superseded twice")
             return self._end(ClientStopped("Another client runs with the same state: it superseded this one twice within a minute."))
         self._server_summary = None
         self._restating_until = None
         if outcome is Refusal.HANDSHAKE:
+            reached("client: told to handshake again")
             return []
+        reached("client: told to begin as a new client")
         self.operations.clear()  # a new client has no registrations: the sync states them all
         return [WriteState(self._state()), ReissueRegistrations()]
 

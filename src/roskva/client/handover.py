@@ -30,6 +30,7 @@ from typing import Final
 
 from roskva.client.actions import Notification
 from roskva.model import name_to_text
+from roskva.probes import reached
 from roskva.protocol.messages import Ack
 
 Key = tuple[int, int]  # (epoch, version): how versions compare
@@ -66,11 +67,13 @@ class Handover:
             return _unknown_delivered(marks, notification)
         key = (notification.epoch, notification.version)
         if key <= marks.acknowledged:
+            reached("client: told again of what it acknowledged")
             return Verdict.ACKNOWLEDGE
         marks.deliveries[notification.seqno] = max(key, marks.deliveries.get(notification.seqno, key))
         if len(marks.deliveries) > _DELIVERIES_MAX:
             del marks.deliveries[min(marks.deliveries)]
         if key <= marks.handed or key < marks.highest:
+            reached("client: an older version came late")
             return Verdict.NOTHING
         marks.handed = marks.highest = key
         return Verdict.HAND_OVER

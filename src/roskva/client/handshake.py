@@ -15,6 +15,7 @@ from typing import Final
 
 from roskva.client.operations import pause_s
 from roskva.errors import InvalidApplication, InvalidDevice, SessionSuperseded, UnknownApplication
+from roskva.probes import reached
 from roskva.protocol.messages import Config, Grant, Init, StartAnew
 
 SUPERSEDED_AGAIN_S: Final = 60.0
@@ -73,6 +74,8 @@ class Handshake:
         if not of_init and not of_token:
             return Refusal.NOT_OURS
         # A session that never took effect was overtaken by a repeat of our own init, not by another client with our state.
+        if refusal.code == SessionSuperseded.code and not self._welcomed:
+            reached("client: overtaken by a repeat of its own init")
         if refusal.code == SessionSuperseded.code and self._welcomed:
             if now - self._superseded_at < SUPERSEDED_AGAIN_S:
                 return Refusal.TWO_OF_US

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from roskva.client.desired import Desired
+from roskva.probes import reached
 from roskva.protocol.messages import FULL_SYNC_MAX, Sync
 
 HINT_INTERVAL_S: Final = 60.0
@@ -55,7 +56,9 @@ class Syncing:
 def statement(desired: Desired, op: int, objects_max: int) -> Sync:
     """All registrations if they are few, else the summaries of their buckets."""
     if len(desired) <= min(FULL_SYNC_MAX, objects_max):
+        reached("client: states all registrations")
         return Sync(op=op, objects=[desired.sync_object(name) for name in desired])
+    reached("client: states summaries of buckets")
     return Sync(op=op, summaries=desired.bucket_summaries())
 
 

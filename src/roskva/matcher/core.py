@@ -33,6 +33,7 @@ from roskva.model import (
     Registration,
     Update,
 )
+from roskva.probes import reached
 from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation, Row, RowKey
 
 _NOBODY: Final = ""
@@ -78,6 +79,8 @@ def collapse(updates: Iterable[Update], registrations: Iterable[Registration]) -
             changes[update.object] = Change(update.version, source, source != _NOBODY)
             continue
         sole = known.sole_source and source == known.source
+        if known.sole_source and not sole:
+            reached("matcher: updates of two sources collapse")
         latest = known if known.version >= update.version else None
         changes[update.object] = Change(latest.version if latest else update.version, latest.source if latest else source, sole)
     latest_registrations: dict[tuple[ClientId, ObjectKey], Registration] = {}
@@ -123,6 +126,7 @@ def hand_over(batch: Batch, rows: Mapping[RowKey, Row], partitions: int, above: 
     large = {key for key in batch.changes if len(rows[object_row(key, partitions)]) >= cells_to_read(above)}
     if not large:
         return batch, []
+    reached("matcher: handed over to the fan-out")
     updates = [
         Update(key, change.version, change.source if change.sole_source else _NOBODY, again=not change.sole_source)
         for key, change in batch.changes.items()
@@ -164,6 +168,7 @@ def tell_registered(key: ObjectKey, change: Change, row: Row) -> Iterable[Propag
     source = change.source if change.sole_source else _NOBODY
     if known is not None and known.version > version:
         # A later version is there: it is told instead, to everyone, since its own pass may have died (and named another source).
+        reached("matcher: a later version is told instead")
         version, source = known.version, _NOBODY
     for copy in read_copies(row):
         if source == _NOBODY or copy.device != source:
@@ -177,9 +182,12 @@ def _answer_registration(registration: Registration, row: Row, incarnation: int 
     if not registration.registered:
         return answer(OUTCOME_UNREGISTERED)
     known = read_version(row)
+    if registration.repair:
+        reached("matcher: a repair yields unknown")
     if registration.repair or known is None or incarnation is None or known.incarnation != incarnation:
         return answer(OUTCOME_UNKNOWN)
     if registration.held is not None and known.version <= registration.held:
+        reached("matcher: the client holds what there is")
         return answer(OUTCOME_COVERED)
     return answer(OUTCOME_VERSION, known.version)
 

@@ -28,6 +28,7 @@ from roskva.pipeline.events import Origin, dead_letter
 from roskva.pipeline.health import count_round
 from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.telling import Counts, Teller
+from roskva.probes import reached
 from roskva.table.interface import Row, Table
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class FanOut:
                 self._teller.tell(walk.next_page(self._table))
                 self._count_round()
             except (Unavailable, OSError) as error:
+                reached("fan-out: a page cannot be read now")
                 self.counts.retries += 1
                 backoff.pause(error)
             except Exception as error:

@@ -26,6 +26,7 @@ from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import COLUMNS, Events, dead_letter, read_events
 from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.telling import Counts, Teller
+from roskva.probes import reached
 from roskva.table.interface import Table
 from roskva.table.manifest import COMPLETE, Manifest
 
@@ -109,6 +110,7 @@ class Task:
             self._teller.tell(propagations)
             waiting = unavailable
             if waiting:
+                reached("matching: rows cannot be written now")
                 self.counts.retries += 1
                 backoff.pause(reason)
 

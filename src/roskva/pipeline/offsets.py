@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from roskva.feed.interface import FAN_OUTS, REGISTRATIONS, UPDATES, Position
+from roskva.probes import reached
 
 SUBSCRIPTION: Final = "pipeline"
 # Below this a further task costs more than it brings. At 200 records a second, four runs of each by turns on two cores that others
@@ -84,6 +85,7 @@ def plan(start: Positions, end: Positions, oldest: Positions, newest: Positions)
         if until is None:
             continue
         if until.incarnation != last.incarnation:
+            reached("offsets: a range of a lost incarnation")
             losses.append(f"{topic}/{partition}: incarnation {until.incarnation} up to {until.offset:,}; now it is {last.incarnation}")
             continue
         since = start.get(place)

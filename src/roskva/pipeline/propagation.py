@@ -30,6 +30,7 @@ from roskva.pipeline.blind import write_blindly
 from roskva.pipeline.link import Link, LinkBroken
 from roskva.pipeline.patience import Backoff
 from roskva.pipeline.surroundings import REAL, Surroundings
+from roskva.probes import reached
 from roskva.protocol.internal import Probe, Probed, Propagate, Propagated
 from roskva.registrar.members import MEMBERS_ROW, Member, MemberView
 from roskva.table.interface import Table
@@ -196,6 +197,7 @@ class Links:
                 deadline_s = self._around.clock() + self._settings.propagation_timeout_s
                 for item, verdict in zip(items, frame.verdicts, strict=True):
                     if verdict in (NOT_OWNER, UNAVAILABLE):
+                        reached("links: not the owner" if verdict == NOT_OWNER else "links: a row is unavailable")
                         item.strays += verdict == NOT_OWNER
                         unsettled.append(item)
                     else:
@@ -237,6 +239,7 @@ class Links:
         """Answers those that could not be written now."""
         if not items:
             return []
+        reached("links: written in a Registrar's stead")
         verdicts = write_blindly(self._table, self._settings, [item.told for item in items], self._around)
         failed: list[_Open] = []
         for item, verdict in zip(items, verdicts, strict=True):
@@ -270,6 +273,7 @@ class Links:
                     return
             for member in down:
                 if self._answers_probe(member, key):
+                    reached("links: a gateway answers probes again")
                     with self._lock:
                         self._down.pop(member.id, None)
 

@@ -92,6 +92,8 @@ class Application:
         self.chance = world.chance_for(f"application {number}")
         self.installations = 0
         self.running = False
+        self.stopped = False
+        self.cloned = False  # whether another process ever ran with its state
         self.prompt = True  # whether it deals with notifications at once
         self.states_versions = False  # whether it says what it holds when it registers
         self.wishes: dict[bytes, None] = {}

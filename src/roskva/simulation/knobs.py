@@ -22,16 +22,18 @@ FAULTS: Final = (
     "kill client",
     "reinstall client",
     "drop connection",
+    "clone client",
     "kill backend",
     "refuse partition",
     "slow stores",
     "failing writes",
     "kill in a write",
     "set clock",
+    "row forgets",
     "lose registrar partition",
     "lose everything",
 )
-LOSSES: Final = frozenset({"lose registrar partition", "lose everything"})
+LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose everything"})
 
 
 @dataclass(frozen=True)

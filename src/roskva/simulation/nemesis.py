@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from roskva.registrar.cells import REG
 from roskva.simulation.network import Conditions
 from roskva.table.interface import TABLES
 
@@ -37,12 +38,14 @@ class Nemesis:
             "kill client": self._kill_client,
             "reinstall client": self._reinstall_client,
             "drop connection": self._drop_connection,
+            "clone client": self._clone_client,
             "kill backend": self._kill_backend,
             "refuse partition": self._refuse_partition,
             "slow stores": self._slow_stores,
             "failing writes": self._failing_writes,
             "kill in a write": self._kill_in_a_write,
             "set clock": self._set_clock,
+            "row forgets": self._row_forgets,
             "lose registrar partition": self._lose_registrar_partition,
             "lose everything": self._lose_everything,
         }
@@ -131,6 +134,12 @@ class Nemesis:
         if application.running:
             application.drop_connection()
 
+    def _clone_client(self) -> None:
+        application = self._chance.choice(self.world.applications)
+        if application.running and application.state is not None:
+            clone = self.world.clone(application)
+            self._while_s(clone.kill, 5.0)
+
     def _kill_backend(self) -> None:
         self.world.kill_backend()
 
@@ -157,6 +166,16 @@ class Nemesis:
 
     def _store_conditions(self, **changes: float) -> None:
         self.world.stores.conditions = replace(self.world.stores.conditions, **changes)
+
+    def _row_forgets(self) -> None:
+        """A client's row loses a registration, or goes back to an earlier one: the Matcher's copy is ahead of it then."""
+        rows = self.world.stores.rows
+        regs = [(row, name) for row, cells in rows.items() if row.table == "registrar" for name in cells if name.startswith(REG)]
+        if regs:
+            row, name = self._chance.choice(sorted(regs))
+            cell = rows[row].pop(name)
+            if self._chance.random() < 0.5:
+                rows[row][name] = cell._replace(timestamp=cell.timestamp - 1)
 
     def _lose_registrar_partition(self) -> None:
         self.world.stores.lose("table", "registrar", self._chance.randrange(self.world.stores.partitions))

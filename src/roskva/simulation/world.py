@@ -123,6 +123,7 @@ class World:
         self._boots: Counter[str] = Counter()
         self.driver: SimulatedDriver | None = None
         self.applications: list[Application] = []
+        self.clones: list[Application] = []
         self.backend = Backend(self, 0)
         self._registered_s: dict[tuple[str, bytes], float] = {}
         self.nemesis = Nemesis(self)
@@ -222,6 +223,18 @@ class World:
         if not application.running:
             application.start()
 
+    def clone(self, application: Application) -> Application:
+        """Somebody starts a second process with a copy of the state."""
+        self._boots["clone"] += 1
+        twin = Application(self, application.number)
+        twin.device, twin.state, twin.wishes = application.device, application.state, dict(application.wishes)
+        twin.chance = self.chance_for(f"clone {self._boots['clone']}")
+        application.cloned = True
+        self.clones.append(twin)
+        self.tell(application.device, "is cloned")
+        twin.start()
+        return twin
+
     def kill_backend(self) -> None:
         self.backend.process.kill()
         self._boots["backend"] += 1
@@ -305,7 +318,13 @@ class World:
         for slot in range(self.knobs.gateways):
             self.start_gateway(slot)
         self.start_pipeline()
+        for clone in self.clones:
+            clone.kill()
         for application in self.applications:
+            if application.cloned:
+                # What its twin acknowledged it never saw: whoever copies a state must begin anew, as the error says.
+                application.kill()
+                application.install()
             self._start_client(application)
 
     async def _come_to_rest(self, when: str) -> None:
@@ -336,7 +355,7 @@ class World:
             **{f"stores: {name}": count for name, count in sorted(self.stores.counts.items())},
             "published": sum(len(truth.versions) for truth in self.truth.values()),
         }
-        for application in self.applications:
+        for application in (*self.applications, *self.clones):
             application.kill()
         if self.driver is not None:
             self.driver.kill()
