@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from roskva.address import address_of, host_and_port
 from roskva.gateway.frames import FrameConnection
 from roskva.gateway.server import listening_socket
 from roskva.model import UNAVAILABLE, Propagation
@@ -89,8 +90,7 @@ class InternalPort:
     async def start(self, listen: str) -> str:
         listener = listening_socket(listen)
         self._server = await asyncio.get_running_loop().create_server(self.accept, sock=listener)
-        host, port = listener.getsockname()[:2]
-        return f"{host}:{port}"
+        return address_of(*listener.getsockname()[:2])
 
     def accept(self) -> FrameConnection:
         """The protocol of a new caller's connection."""
@@ -203,13 +203,13 @@ class Link:
 
     async def _keep(self) -> None:
         pause_s = RETRY_MIN_S
-        host, _, port = self.member.internal.rpartition(":")
+        host, port = host_and_port(self.member.internal)
         loop = asyncio.get_running_loop()
         while True:
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    made = await loop.create_connection(lambda: FrameConnection(self._frame, None, self._lost), host, int(port))
+                    made = await loop.create_connection(lambda: FrameConnection(self._frame, None, self._lost), host, port)
                 self._connection = made[1]
                 await self._broken.wait()
                 pause_s = RETRY_MIN_S if self._connection.proven else pause_s

@@ -10,7 +10,6 @@ all of them: no timer per connection.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import time
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from picows import WSAutoPingStrategy, WSUpgradeRequest
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
+from roskva.address import address_of, bound_socket
 from roskva.config import Settings
-from roskva.errors import AddressInUse, InvalidSetting
 from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
 from roskva.telemetry.metrics import Metrics
 
@@ -80,8 +79,7 @@ class Port:
     def bind(self, listen: str) -> str:
         """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`."""
         self._listener_socket = listening_socket(listen)
-        host, port = self._listener_socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address_of(*self._listener_socket.getsockname()[:2])
 
     async def start(self) -> None:
         assert self._listener_socket is not None
@@ -265,19 +263,8 @@ def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
 
 
 def listening_socket(listen: str) -> socket.socket:
-    host, _, port_text = listen.rpartition(":")
-    host = host.strip("[]")
-    if not port_text.isdigit() or int(port_text) > 65_535:
-        raise InvalidSetting(f"The address {listen!r} is not of the form HOST:PORT.")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, int(port_text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise InvalidSetting(f"The host of the address {listen!r} cannot be found: {error.strerror}.") from None
-    listener = socket.socket(family, kind, protocol)
+    listener = bound_socket(listen)
     listener.setblocking(False)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Accepted sockets inherit these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -285,11 +272,4 @@ def listening_socket(listen: str) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"Something else listens on {listen}.") from None
-        raise InvalidSetting(f"It is not possible to listen on {listen}: {error.strerror}.") from None
     return listener

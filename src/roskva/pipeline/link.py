@@ -10,6 +10,7 @@ import socket
 
 import msgspec
 
+from roskva.address import host_and_port
 from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.protocol.internal import FRAME_BYTES_MAX, Challenge, Frame, Prove, decode_frame, encode_frame, proof
 
@@ -21,10 +22,9 @@ class LinkBroken(OSError):
 class Link:
     def __init__(self, address: str, key: bytes, timeout_s: float, around: Surroundings = REAL) -> None:
         """Connect and prove to know the internal key."""
-        host, _, port = address.rpartition(":")
         self._clock = around.clock
         deadline_s = self._clock() + timeout_s
-        self._socket = around.dial((host.strip("[]"), int(port)), timeout=timeout_s)
+        self._socket = around.dial(host_and_port(address), timeout=timeout_s)
         self._buffer = bytearray()
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a call is one small write: never wait for more

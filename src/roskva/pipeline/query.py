@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
+from roskva.parent import when_parent_is_gone
 from roskva.pipeline import checkpoint, health, session
 from roskva.pipeline.bridge import bridge
 from roskva.pipeline.events import Origin
@@ -108,8 +108,7 @@ class _Driver:
         self._stop = stop
         self._spark: SparkSession | None = None
         self._health: health.HealthWriter | None = None
-        self._parent = os.getppid()
-        threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
+        when_parent_is_gone(self._end_as_orphan)
 
     def run(self) -> int:
         from roskva.feed import open_feed
@@ -177,10 +176,8 @@ class _Driver:
             end_session(self._spark)
         _say("stopped")
 
-    def _end_with_parent(self) -> None:
+    def _end_as_orphan(self) -> None:
         """If whoever started us dies, we must not stay behind and process beside our successor."""
-        while os.getppid() == self._parent:
-            time.sleep(1)
         _say("the parent process is gone")
         if self._spark is not None:
             _kill_jvm(self._spark)

@@ -18,8 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from roskva.durable import sync_directory
 from roskva.errors import PartitionLost, PartitionUnavailable
-from roskva.table.manifest import Address, Manifest, PartitionRecord, inherited, sync_directory
+from roskva.table.manifest import Address, Manifest, PartitionRecord, inherited
 
 BUSY_S: Final = 0.2  # a partition that is busy for so long, without anybody's progress, is unavailable
 BUSY_MAX_S: Final = 2.0  # the same if others do make progress, but we never get our turn

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
+from roskva.durable import sync_directory
 from roskva.errors import InvalidSetting, PartitionUnavailable
 
 SCHEMA: Final = 1
@@ -365,15 +366,6 @@ class Manifest:
             with suppress(FileNotFoundError):
                 os.replace(self.path, self.path.with_name(self.path.name + ".unreadable"))
             self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    """A new name in a directory survives a power loss only after this."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _now_ms() -> int:
