@@ -62,7 +62,7 @@ def test_every_message_of_a_session_carries_its_token_and_a_summary(path: Path) 
 
 
 def test_the_documentation_links_every_transcript() -> None:
-    linked = set(re.findall(r"transcripts/([\w.-]+\.txt)", DOCUMENT.read_text(encoding="utf-8")))
+    linked = set(re.findall(r"\]\(transcripts/([\w.-]+\.txt)", DOCUMENT.read_text(encoding="utf-8")))
     assert linked == {path.name for path in PATHS}
     assert len(PATHS) >= 11
 

@@ -222,3 +222,25 @@ async def test_an_init_that_the_channel_repeats_is_one_session(place: Place) -> 
     place.say(back, ClientMessage(token=granted.grant.token, summary=SetDigest().summary()))
     await back.until(lambda m: not m.grant and not m.start_anew)
     assert not any(message.start_anew for message in back.received)
+
+
+async def test_a_late_repeat_of_an_init_supersedes_nobody(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    nonce = next(message.grant.nonce for message in channel.received if message.grant)
+    granted = place.row(token).seqno
+    place.say(channel, ClientMessage(init=Init(nonce=nonce, application="demo", device="d1", prior=token)))
+    await asyncio.sleep(0.1)
+    assert place.row(token).seqno == granted
+    assert sum(message.grant is not None for message in channel.received) == 1
+
+
+async def test_what_a_blind_write_left_is_sent_before_the_registration_is_confirmed(place: Place) -> None:
+    """Else the client is in sync for a moment, though it has not heard what its registration yielded."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    write_blindly(place.engine, place.settings, [told(event, OUTCOME_VERSION, 7)])
+    await channel.until(lambda m: m.status)
+    words = [("notify" if message.notify else "status") for message in channel.received if message.notify or message.status]
+    assert words[:2] == ["notify", "status"]

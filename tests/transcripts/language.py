@@ -1,22 +1,23 @@
 """The commands of transcripts, each a pattern and what it does on the stage.
 
-    client NAME start | stop | crash | connect | disconnect [unnoticed] | lose state
-    client NAME register OBJECT [holding VERSION] | unregister OBJECT
-    client NAME busy | ack [OBJECT] | give back | prompt       busy: what it is shown waits for `ack`
-    client NAME forge ack OBJECT@VERSION of SEQNO              what no client of ours would say
-    clone NAME                                                 a second process with a copy of the state, called NAME'
-    network hold | flow | show                                 held: messages wait for the next three
-    deliver [N] | drop N | duplicate N                         N: the place in `network show`
-    publish OBJECT VERSION [by NAME] | publish again
-    matcher TASK take updates | registrations | everything [of OBJECT]
-    matcher TASK write | read | match | tell | tell deposed | die
-    matcher run                                                batches with all their steps, until the feed is empty
-    registrar crash | start | restart | unreachable | reachable | depose | limit N
-    registrar dies after N writes                              marks and appends count, too
-    row NAME | lose row NAME | copy row NAME | restore row NAME | unavailable row NAME | available row NAME
-    lose registrar table | lose feed
-    pass N s
-    check                                                      is everything as the promise says?
+client NAME start | stop | crash | connect | disconnect [unnoticed] | lose state
+client NAME register OBJECT [holding VERSION] | unregister OBJECT
+client NAME wish OBJECT | forget OBJECT                    while it does not run
+client NAME busy | ack [OBJECT] | give back | prompt       busy: what it is shown waits for `ack`
+client NAME forge ack OBJECT@VERSION of SEQNO              what no client of ours would say
+clone NAME                                                 a second process with a copy of the state, called NAME'
+network hold | flow | show                                 held: messages wait for the next three
+deliver [N] | drop N | duplicate N                         N: the place in `network show`
+publish OBJECT VERSION [by NAME] | publish again
+matcher TASK take updates | registrations | everything [of OBJECT]
+matcher TASK write | read | match | tell | tell deposed | die
+matcher run                                                batches with all their steps, until the feed is empty
+registrar crash | start | restart | unreachable | reachable | depose | limit N
+registrar dies after N writes                              marks and appends count, too
+row NAME | lose row NAME | copy row NAME | restore row NAME | unavailable row NAME | available row NAME
+lose registrar table | lose feed
+pass N s
+check                                                      is everything as the promise says?
 """
 
 from __future__ import annotations
@@ -67,14 +68,9 @@ def command(pattern: str) -> Callable[[Command], Command]:
 
 @command(r"client (?P<name>\S+) start")
 def start(stage: Stage, name: str) -> None:
-    if name not in stage.players:
-        stage.players[name] = Player(stage, name)
-    player = stage.players[name]
-    if player in stage.applications:
-        stage.disconnect(player, noticed=False)
-        player.run_anew()
-    else:
-        stage.applications.append(player)
+    player = stage.players.setdefault(name, Player(stage, name))
+    player.run_anew()
+    stage.applications.append(player)
     player.start()
     stage.connect(player)
 
@@ -83,20 +79,22 @@ def start(stage: Stage, name: str) -> None:
 def clone(stage: Stage, name: str) -> None:
     copy = stage.players[f"{name}'"] = Player(stage, f"{name}'")
     copy.state, copy.wishes = stage.players[name].state, set(stage.players[name].wishes)
-    copy.run_anew()
     start(stage, copy.name)
 
 
-@command(r"client (?P<name>\S+) stop")
-def stop(stage: Stage, name: str) -> None:
+@command(r"client (?P<name>\S+) (?P<how>stop|crash)")
+def end(stage: Stage, name: str, how: str) -> None:
+    """A crash is noticed by nobody. Either way, what was in memory is gone when the client starts again."""
     player = stage.players[name]
-    player.carry_out(player.core.stop())
+    if how == "stop":
+        player.carry_out(player.core.stop())
+    stage.disconnect(player, noticed=False)
+    stage.applications.remove(player)
 
 
-@command(r"client (?P<name>\S+) (?P<how>crash|disconnect|disconnect unnoticed)")
-def disconnect(stage: Stage, name: str, how: str) -> None:
-    """A crash is noticed by nobody, and what was in the application's memory is gone when it starts again."""
-    stage.disconnect(stage.players[name], noticed=how == "disconnect")
+@command(r"client (?P<name>\S+) disconnect(?P<unnoticed> unnoticed)?")
+def disconnect(stage: Stage, name: str, unnoticed: str | None) -> None:
+    stage.disconnect(stage.players[name], noticed=unnoticed is None)
 
 
 @command(r"client (?P<name>\S+) connect")
@@ -107,6 +105,13 @@ def connect(stage: Stage, name: str) -> None:
 @command(r"client (?P<name>\S+) lose state")
 def lose_state(stage: Stage, name: str) -> None:
     stage.players[name].state = None
+
+
+@command(r"client (?P<name>\S+) (?P<how>wish|forget) (?P<object>\S+)")
+def change_wishes(stage: Stage, name: str, how: str, object: str) -> None:
+    """While the client does not run, what its application will state at the next start may change."""
+    assert stage.players[name] not in stage.applications
+    (set.add if how == "wish" else set.discard)(stage.players[name].wishes, name_from_text(object))
 
 
 @command(r"client (?P<name>\S+) register (?P<object>\S+)(?: holding (?P<version>\d+))?")
@@ -338,7 +343,7 @@ def let_pass(stage: Stage, seconds: str) -> None:
 def check(stage: Stage) -> None:
     for player in stage.applications:
         shown = [f"{one.object}@{'unknown' if one.version is None else one.version}" for one in player.history]
-        stage.say(f"{player.device} was shown {', '.join(shown) or 'nothing'} in this run")
+        stage.say(f"{player.name} was shown {', '.join(shown) or 'nothing'} in this run")
     faults = stage.broken_promises()
     if stage.in_flight:
         faults.append(f"{len(stage.in_flight)} messages are in flight")

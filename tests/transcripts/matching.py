@@ -93,6 +93,7 @@ class Matching:
 
     def write(self, task: Task) -> bool:
         """False: a row cannot be written now; the task stays where it is, and its records stay uncommitted."""
+        self.steps.process = task.name
         try:
             self.table.write(accept(task.batch, PARTITIONS, lambda key: self.feed_incarnation).writes, self.steps)
         except Unavailable:
@@ -119,6 +120,7 @@ class Matching:
         """Ask the Registrar, or write in its stead. An answer that needs acknowledgements comes by itself: see `move`."""
         assert task.untold is not None, f"{task.name} has not matched yet"
         task.asked = task.untold
+        self.steps.process = task.name
         if registrar is None:
             self.say("nobody answers: blind writes")
             self._answered(task, [self._blindly(told) for told in task.asked])
@@ -153,6 +155,7 @@ class Matching:
         task.untold = [told for told, verdict in notable if verdict == UNAVAILABLE]
         drops = drop_copies(task.asked, verdicts, PARTITIONS)
         if drops:
+            self.steps.process = task.name
             self.table.write(drops, self.steps)
         if task.untold:
             self.say(f"{task.name} has more to tell: its batch stays open")

@@ -1,4 +1,4 @@
-"""`python -m tests.transcripts.rewrite [NAME ...]` writes what the commands of the transcripts answer now; read the difference, then keep it."""
+"""`python -m tests.transcripts.rewrite [NAME ...]` writes what the transcripts' commands answer now: read the difference, then keep it."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from tests.transcripts.stage import Stage
 FOLDER: Final = Path(__file__).parent
 PATHS: Final = sorted(FOLDER.glob("*.txt"))
 RULE: Final = "----"
+RUN_SHOWN_MAX: Final = 6
 
 
 class Malformed(ValueError):
@@ -67,7 +69,17 @@ def play(stage: Stage, block: Block) -> list[str]:
     stage.lines.clear()
     for command in block.commands:
         obey(stage, command.partition("  #")[0].strip())
-    return list(stage.lines) or ["(nothing)"]
+    return shortened(stage.lines) or ["(nothing)"]
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """Long runs of one callback are told by their ends."""
+    short: list[str] = []
+    for kind, run in groupby(lines, key=lambda line: " ".join(line.split()[:3])):
+        same = list(run)
+        long = " app: " in kind and len(same) > RUN_SHOWN_MAX
+        short += [*same[:2], f"... {len(same) - 3} more ...", same[-1]] if long else same
+    return short
 
 
 def rewritten(text: str) -> str:

@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-
-from roskva.client.actions import Action, Send
+from roskva.client.actions import Action, RegistrationFailed, Send
 from roskva.errors import PartitionUnavailable, Unavailable
 from roskva.feed.interface import REGISTRATIONS, UPDATES
 from roskva.model import ClientId, name_of
-from roskva.protocol.messages import Ack, ClientMessage, decode_client, decode_server
+from roskva.protocol.messages import Ack, ClientMessage, Status, decode_client, decode_server
+from roskva.registrar import core
 from roskva.registrar.cells import client_row
 from roskva.registrar.events import decode_registration
 from roskva.registrar.row import ClientRow
+from roskva.registrar.sessions import Session
 from roskva.table.interface import Mutation, Row, RowKey
 from tests.properties.application import Application
 from tests.properties.pipeline import read_update
+from tests.properties.registrar import RegistrarShell
 from tests.properties.store import PARTITIONS, Crash, ModelFeed, ModelTable, Steps
-from tests.properties.world import Link, Packet, World
+from tests.properties.world import SETTINGS, Link, Packet, World
 from tests.protocol.replay import _told
 from tests.transcripts.matching import Matching
 from tests.transcripts.words import Speech, Summaries, cell_text, registration_text, row_name, some, update_text
@@ -96,7 +98,31 @@ class SpokenLink(Link):
         super().send(data)
         lost = "" if len(self.world.in_flight) > before else " (lost: the connection is gone)"
         self.world.learn_sets()
-        self.world.say(f"registrar -> {self.owner.device}: {self.world.speech.of_server(decode_server(data))}{lost}")
+        self.world.say(f"registrar -> {self.owner.name}: {self.world.speech.of_server(decode_server(data))}{lost}")
+
+
+class Registrar(RegistrarShell):
+    """Where the service has moved ahead of the model: an operation on a row without `created` is followed by a fresh look at it,
+    and what another process settled is confirmed as soon as the row is read."""
+
+    confirmed: Sequence[Status] = ()
+
+    def _operate(self, session: Session, message: ClientMessage) -> None:
+        if self.row(session.client).created is None:
+            self._reread(session)
+        else:
+            super()._operate(session, message)
+
+    def _drop_settled(self, row: ClientRow) -> None:
+        before = [key for client, key in self.appended if client == row.client]
+        super()._drop_settled(row)
+        self.confirmed = [core.confirmation(row, key) for key in before if (row.client, key) not in self.appended]
+
+    def _take_in(self, session: Session, row: ClientRow) -> None:
+        super()._take_in(session, row)
+        confirmed, self.confirmed = self.confirmed, []
+        if confirmed:
+            self._speak(session, status=confirmed)
 
 
 class Player(Application):
@@ -117,6 +143,8 @@ class Player(Application):
             if not isinstance(action, Send):
                 stage.say(f"{self.name} app: {_told(action).replace(': ', ' ', 1)}")
             super().carry_out([action])
+            if isinstance(action, RegistrationFailed) and not action.transient:
+                self.wishes.discard(action.name)
 
 
 class Stage(World):
@@ -154,6 +182,19 @@ class Stage(World):
 
     # The world's own doings, spoken.
 
+    def start_registrar(self) -> None:
+        self.registrar = Registrar(
+            self.table,
+            self.feed,
+            self.registrar_steps,
+            lambda: self.now,
+            self.keyring,
+            SETTINGS,
+            self.mint,
+            self.operations_max,
+            incarnation=self.incarnation,
+        )
+
     def connect(self, application: Application) -> None:
         self.reconnects.pop(application, None)
         if application not in self.links and not application.stopped:
@@ -168,7 +209,7 @@ class Stage(World):
 
     def deliver(self, packet: Packet) -> None:
         if packet.to_server and self.registrar is None and packet.link.open:
-            self.say(f"nobody hears {packet.link.owner.device}")
+            self.say(f"nobody hears {packet.link.owner.name}")
         super().deliver(packet)
 
     def survive(self, work: Callable[..., T], *arguments: Any) -> T | None:
@@ -220,5 +261,5 @@ class Stage(World):
 
     def packet_text(self, packet: Packet) -> str:
         if packet.to_server:
-            return f"{packet.link.owner.device} -> registrar: {self.speech.of_client(decode_client(packet.data, 1 << 20))}"
-        return f"registrar -> {packet.link.owner.device}: {self.speech.of_server(decode_server(packet.data))}"
+            return f"{packet.link.owner.name} -> registrar: {self.speech.of_client(decode_client(packet.data, 1 << 20))}"
+        return f"registrar -> {packet.link.owner.name}: {self.speech.of_server(decode_server(packet.data))}"

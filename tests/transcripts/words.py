@@ -1,6 +1,6 @@
 """How a transcript calls things: messages, cells, records and propagations, each in one short line.
 
-A token is written as client id and session (id-1/2), a seqno as session and counter (2.1), a summary as the set of names that it stands for.
+A token is written as client id and session (id-1/2), a seqno as session and counter (2.1), a summary as the set that it stands for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from roskva.registrar.cells import ACKNOWLEDGED, CREATED, LOG, PENDING, REG, REG
 from roskva.table.interface import Cell, RowKey
 
 NAMES_SHOWN_MAX: Final = 4
+WORDS_SHOWN_MAX: Final = 6
 VERDICTS: Final = {SETTLED: "settled", DROP_COPY: "drop the copy", UNAVAILABLE: "unavailable, ask again"}
 
 
@@ -52,7 +53,7 @@ def seqno_from_text(text: str) -> int:
 def some(words: Iterable[str]) -> str:
     """A list in a line; a long one by its ends."""
     words = list(words)
-    if len(words) > NAMES_SHOWN_MAX:
+    if len(words) > WORDS_SHOWN_MAX:
         words = [*words[:2], f"... {len(words) - 3} more ...", words[-1]]
     return ", ".join(words)
 

@@ -293,6 +293,7 @@ class ClientCore:
             return []
         reached("client: told to begin as a new client")
         self.operations.clear()  # a new client has no registrations: the sync states them all
+        self.desired.unconfirmed = dict.fromkeys(self.desired, True)
         return [WriteState(self._state()), ReissueRegistrations()]
 
     def _state(self) -> bytes:

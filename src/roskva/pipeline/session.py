@@ -74,9 +74,9 @@ def spark_settings(settings: Settings, scratch: Path) -> dict[str, str]:
         f"-Dlog4j2.configurationFile=file:{_HERE / 'log4j2.properties'}",  # warnings to stderr, one line each
     ]
     return {
-        # The matching query takes as many tasks as there are cores, and the fan-out one more, which waits for others most of the time.
+        # The fan-out takes one of them, so that two are the least; a third on two cores cost 20 ms of p50.
         # A task whose Python worker was killed is tried four times before the query ends.
-        "spark.master": f"local[{settings.pipeline_cores + 1},4]",
+        "spark.master": f"local[{max(2, settings.pipeline_cores)},4]",
         "spark.app.name": "roskva",
         "spark.driver.memory": settings.pipeline_memory,
         "spark.driver.extraJavaOptions": " ".join(java_options),

@@ -67,6 +67,8 @@ class Handshakes:
             if note.reply is not None:
                 channel.send(encode(note.reply))
             return
+        if isinstance(note, Session) and note.nonce == init.nonce:
+            return  # a late repeat: its session lives
         mine = Granting(init.nonce)
         if note is None or isinstance(note, Granting):
             channel.session = mine

@@ -37,7 +37,7 @@ from roskva.registrar import core
 from roskva.registrar.cells import seen_cell
 from roskva.registrar.delivery import Delivery
 from roskva.registrar.events import encode_registration
-from roskva.registrar.handshakes import Handshakes
+from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
 from roskva.registrar.recovery import Recovery
 from roskva.registrar.rounds import Rounds
@@ -234,6 +234,8 @@ class Registrar:
         for ended in (known, channel.session):
             if isinstance(ended, Session):
                 self.leave(ended)
+        if isinstance(channel.session, (Granting, Session)):
+            session.nonce = channel.session.nonce
         if known is not None and known.number != session.number and known.channel is not None and known.channel is not channel:
             self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         channel.session = session
@@ -247,13 +249,13 @@ class Registrar:
     def take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
         session.take(row, self._clock())
+        self.delivery.resume(session, row)  # what a registration yielded goes before its confirmation
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row)]
         if confirmed:
             self.speak(session, status=confirmed)
         pending = self.pending_again(row)
         if pending:
             self.spawn(self.append(pending))
-        self.delivery.resume(session, row)
         if row.seen_day < self._day():
             self.spawn(self._write_seen(session.client))
 

@@ -118,6 +118,7 @@ class Session:
         "heard_s",
         "hinted_s",
         "more",
+        "nonce",
         "number",
         "operations",
         "outstanding",
@@ -147,6 +148,7 @@ class Session:
         self.pending = 0
         self.told_unsettled = 0
         self.answer_ms = 0.0  # how long this client usually takes to acknowledge
+        self.nonce = ""  # of the init that it was granted for, as long as its channel lasts
         self.more = False  # the table holds more unacknowledged notifications than are in memory
         self.operations = Operations()
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from roskva.model import ClientId
 from roskva.registrar.cells import REG
+from roskva.registrar.row import ClientRow
 from roskva.simulation.network import Conditions
 from roskva.table.interface import TABLES
 
@@ -168,14 +170,20 @@ class Nemesis:
         self.world.stores.conditions = replace(self.world.stores.conditions, **changes)
 
     def _row_forgets(self) -> None:
-        """A client's row loses a registration, or goes back to an earlier one: the Matcher's copy is ahead of it then."""
+        """A client's row loses a settled registration, or goes back to an earlier one: the Matcher's copy is ahead of it then."""
         rows = self.world.stores.rows
-        regs = [(row, name) for row, cells in rows.items() if row.table == "registrar" for name in cells if name.startswith(REG)]
+        regs = [
+            (key, name)
+            for key, cells in rows.items()
+            if key.table == "registrar" and _is_settled(ClientRow(ClientId(key.key.decode()), cells.values()))
+            for name in cells
+            if name.startswith(REG)
+        ]
         if regs:
-            row, name = self._chance.choice(sorted(regs))
-            cell = rows[row].pop(name)
+            key, name = self._chance.choice(sorted(regs))
+            cell = rows[key].pop(name)
             if self._chance.random() < 0.5:
-                rows[row][name] = cell._replace(timestamp=cell.timestamp - 1)
+                rows[key][name] = cell._replace(timestamp=cell.timestamp - 1)
 
     def _lose_registrar_partition(self) -> None:
         self.world.stores.lose("table", "registrar", self._chance.randrange(self.world.stores.partitions))
@@ -189,3 +197,7 @@ class Nemesis:
         processes = [gateway.process for gateway in self.world.living_gateways()]
         if processes:
             self._chance.choice(processes).set_clock_s(self._chance.choice((-100_000.0, -70.0, 70.0, 100_000.0)))
+
+
+def _is_settled(row: ClientRow) -> bool:
+    return not row.pending_count and not row.waits
