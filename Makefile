@@ -1,7 +1,7 @@
 # `make` alone prints the targets. `make up` and `make test` do the whole set-up themselves (scripts/setup.sh).
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint format bench clean lock
+.PHONY: help install up test lint format chaos bench clean lock
 
 BIN := .venv/bin
 ARGS ?=
@@ -31,6 +31,10 @@ format: ## bring the code into the house format
 	@scripts/setup.sh test
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+chaos: ## ten minutes of real faults under load; MINUTES=60 for an hour
+	@scripts/setup.sh test
+	@ROSKVA_TEST_CHAOS=$(or $(MINUTES),10) $(BIN)/python -m pytest tests/chaos -s $(ARGS)
 
 bench: ## measure; results and plots go to bench/results (make bench ARGS=latency for one)
 	@scripts/setup.sh test
