@@ -63,7 +63,8 @@ for step in $steps; do
         sleep 1
     done
     inside 'export ROSKVA_URL=http://127.0.0.1:18470
-        .venv/bin/roskva watch demo/hello --count 1 --timeout 60 & watch=$!
+        .venv/bin/roskva watch demo/hello --count 2 --timeout 90 | grep -m 1 -w 7 & watch=$!  # first "unknown", then the version
+        sleep 10
         .venv/bin/roskva publish demo/hello 7 && wait $watch && .venv/bin/roskva status'
     kill -TERM "$service"
     wait "$service" || true

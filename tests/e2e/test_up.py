@@ -151,4 +151,4 @@ def test_status_shows_the_pipeline_at_work(service: Service) -> None:
     assert shown.returncode == 0, shown.stderr
     status = json.loads(shown.stdout)
     assert status["pipeline"]["alive"] is True
-    assert set(status["pipeline"]["lag"]) == {"updates", "registrations"}
+    assert set(status["pipeline"]["lag"]) == {"updates", "registrations", "fan-outs"}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from roskva.registrar.events import decode_registration
 from roskva.table import open_table
 
 playwright_api = pytest.importorskip("playwright.async_api")
-CHROMIUM = "/usr/bin/chromium"
+# The same names as in scripts/setup.sh.
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -34,7 +36,7 @@ ARGUMENTS = [
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not os.path.exists(CHROMIUM), reason="there is no /usr/bin/chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome: `make test` installs one where it may"),
 ]
 
 

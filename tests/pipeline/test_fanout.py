@@ -116,10 +116,14 @@ def test_a_registration_of_the_meantime_is_told_or_has_read_the_version(
 ) -> None:
     Task(connected).run([rows.update("large", 7)])
     walk = fanout._Walk(large, fanout.collapse([Update(large, 7, "")], []).changes[large], 4)
-    told = walk.next_page(connected.table)
+    page = walk.read(connected.table)
+    told = walk.told_of(page)
+    walk.go_on(page)
     Task(connected).run([rows.registration("c005", "large", 1), rows.registration("c205", "large", 1)])  # behind the walk, before it
     while not walk.done:
-        told += walk.next_page(connected.table)
+        page = walk.read(connected.table)
+        told += walk.told_of(page)
+        walk.go_on(page)
     informed = {t.client for t in told if t.version == 7} | {t.client for _, t in registrar.told if t.version == 7}
     assert informed == {*CLIENTS, "c005", "c205"}
 
@@ -147,6 +151,22 @@ def test_pages_that_cannot_be_read_now_are_read_later(
     counts = fan_out(connected, Update(large, 3, ""))
     assert registrar.versions(large) == [3] * 25
     assert counts.retries == 3
+
+
+def test_a_page_whose_telling_fails_is_told_again(
+    connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = connected.links.propagate
+    failures = iter([OSError("no key"), RuntimeError("unforeseen"), PartitionUnavailable("busy", "x")])
+
+    def propagate(told: Any) -> Any:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return original(told)
+
+    monkeypatch.setattr(connected.links, "propagate", propagate)
+    fan_out(connected, Update(large, 3, ""))
+    assert sorted(t.client for _, t in registrar.told) == CLIENTS
 
 
 def test_copies_of_the_dead_are_dropped(connected: Connections, registrar: RegistrarStandIn, large: ObjectKey) -> None:

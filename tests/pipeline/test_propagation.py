@@ -233,14 +233,25 @@ def test_a_row_that_nobody_can_read_holds_up_nobody(
     original = blind_module.blind
 
     def blind(client: ClientId, *more: Any) -> Any:
-        if client == "bad":
+        if client == "bad" and more[0]:
             raise ValueError("not a cell that anybody wrote")
         return original(client, *more)
 
     monkeypatch.setattr(blind_module, "blind", blind)
-    assert links.propagate([told("bad"), told("good")]).verdicts == [SETTLED, SETTLED]
+    assert links.propagate([told("bad"), told("good")]).verdicts == [DROP_COPY, SETTLED]
     assert [waiting.version for waiting in row_of(settings, "good").waiting()] == [7]
-    assert "the row of client bad cannot be judged" in caplog.text
+    assert "the row of client bad cannot be read" in caplog.text
+
+
+def test_a_row_that_its_registrar_never_has_is_written_in_its_stead(
+    settings: Settings, links: Links, registrars: list[RegistrarStandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roskva.pipeline.patience._LONGEST_S", 0.02)
+    registrars.append(RegistrarStandIn(settings, judge=lambda told: UNAVAILABLE))
+    create(settings, "c")
+    result = links.propagate([told("c")])
+    assert (result.verdicts, result.blind_writes) == ([SETTLED], 1)
+    assert [waiting.version for waiting in row_of(settings, "c").waiting()] == [7]
 
 
 def test_many_propagations_go_in_several_frames(settings: Settings, links: Links, registrars: list[RegistrarStandIn]) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
-from roskva.model import OUTCOME_COVERED, OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, UNAVAILABLE, Registration
+from roskva.model import DROP_COPY, OUTCOME_COVERED, OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, UNAVAILABLE, Registration
 from roskva.pipeline.blind import write_blindly
 from roskva.protocol.messages import Ack, ClientMessage, Init, Register, Unregister
 from roskva.protocol.summaries import SetDigest
-from roskva.table.interface import Mutation
+from roskva.registrar.cells import CREATED, client_row
+from roskva.table.interface import Cell, Mutation
 from tests.registrar.place import HeldChannel, Place, acknowledging, told
 
 
@@ -244,3 +249,94 @@ async def test_what_a_blind_write_left_is_sent_before_the_registration_is_confir
     await channel.until(lambda m: m.status)
     words = [("notify" if message.notify else "status") for message in channel.received if message.notify or message.status]
     assert words[:2] == ["notify", "status"]
+
+
+async def test_what_comes_late_through_a_channel_that_the_session_left_does_not_take_it_back(place: Place) -> None:
+    old, new = HeldChannel(), HeldChannel()
+    token = await place.start_client(old)
+    event = await place.register(old, token, "hello")
+    words = ClientMessage(token=token, summary=SetDigest([b"hello"]).summary())
+    place.say(new, words)
+    await new.until(lambda m: m.token == token)
+    place.say(old, words)  # held back by the network until now
+    await asyncio.sleep(0.1)
+    place.registrar.closed(old)
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)])
+    await new.until(lambda m: m.notify)
+
+
+async def test_a_registration_whose_row_cannot_be_read_after_it_was_written_is_repeated(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roskva.registrar.recovery._REPEAT_AFTER_S", 0.3)
+    place = Place(replace(settings, settling_s=60.0))
+    await place.registrar.start()
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    original = place.registrar.rows.get
+    written = asyncio.Event()
+    write = place.table_lanes.write
+
+    async def spy(mutations: Sequence[Mutation]) -> None:
+        await write(mutations)
+        if any(cell.name.startswith(b"reg:") for mutation in mutations for cell in mutation.cells):
+            written.set()
+
+    async def get(client: Any, fresh: bool = False) -> Any:
+        if written.is_set():
+            written.clear()
+            raise PartitionUnavailable("busy", "registrar-0")
+        return await original(client, fresh)
+
+    monkeypatch.setattr(place.table_lanes, "write", spy)
+    monkeypatch.setattr(place.registrar.rows, "get", get)
+    event = await place.register(channel, token, "hello")
+    assert place.row(token).is_pending(event.object, event.seqno)
+    await place.close()
+
+
+async def test_marks_of_a_partition_that_cannot_be_read_hide_nobody_else_s(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    mine = client_row(place.client(token), place.settings.partitions).partition
+    read = place.table_lanes.read
+
+    async def fail(rows: Any, *more: Any, **named: Any) -> Any:
+        if any(row.table == "marks" and row.partition != mine for row in rows):
+            raise PartitionUnavailable("busy", "marks")
+        return await read(rows, *more, **named)
+
+    monkeypatch.setattr(place.table_lanes, "read", fail)
+    write_blindly(place.engine, place.settings, [told(event, OUTCOME_VERSION, 7)])
+    await channel.until(lambda m: m.notify)
+
+
+async def test_a_row_that_nobody_can_read_counts_as_lost_and_holds_up_nobody(place: Place) -> None:
+    good, bad = HeldChannel(), HeldChannel()
+    good_token, bad_token = await place.start_client(good, "d1"), await place.start_client(bad, "d2")
+    await place.register(good, good_token, "hello")
+    await place.register(bad, bad_token, "hello")
+    by_client = {event.client: event for event in place.events()}
+    events = [by_client[place.client(token)] for token in (good_token, bad_token)]
+    key = client_row(place.client(bad_token), place.settings.partitions)
+    place.engine.write([Mutation(key, [Cell(CREATED, 1, b"\xc1")])])  # of no version of the service
+    place.registrar.rows.drop_all()
+    acknowledging(place, good, good_token)
+    verdicts = await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7) for event in events])
+    assert verdicts == [SETTLED, DROP_COPY]
+    assert any(notify.version == "7" for message in good.received for notify in message.notify)
+    place.say(bad, ClientMessage(token=bad_token, register=[Register(op=2, object="other")]))
+    await bad.until(lambda m: m.start_anew)
+
+
+async def test_a_row_that_was_dropped_while_it_was_read_is_not_kept(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    client = place.client(token)
+    place.registrar.rows.drop(client)
+    reading = asyncio.ensure_future(place.registrar.rows.get(client))
+    await asyncio.sleep(0)
+    place.registrar.rows.drop(client)
+    await reading
+    assert place.registrar.rows.peek(client) is None

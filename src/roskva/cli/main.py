@@ -103,7 +103,7 @@ def _add_service_commands(commands: Any) -> None:
     up = _add(commands, "up", _up, "run the whole service on this machine until Ctrl-C", _UP_MORE)
     up.add_argument("--open", action="store_true", help="open the demo page in a browser when the service is ready")
     gateway = _add(commands, "gateway", _gateway, "run one gateway: the port for clients and publishers", _PART_MORE)
-    pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark query from feed to Registrars", _PART_MORE)
+    pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark queries from feed to Registrars", _PART_MORE)
     doctor = _add(commands, "doctor", _doctor, "check this machine and say how to fix what is wrong", _DOCTOR_MORE)
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
     for parser in (up, gateway, pipeline, doctor):

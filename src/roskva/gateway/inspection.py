@@ -19,7 +19,7 @@ from roskva.errors import MalformedMessage, RoskvaError, UnknownApplication, Unk
 from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, REGISTRATIONS, TOPICS, UPDATES, Feed, Position, Record
 from roskva.gateway.members import Membership
 from roskva.matcher.cells import object_row, read_version
-from roskva.model import name_from_text, name_to_text, object_key, partition_of
+from roskva.model import name_from_text, name_to_text, object_key
 from roskva.registrar.members import MEMBERS_ROW
 from roskva.table.interface import Table
 from roskva.table.lanes import TableLanes
@@ -59,7 +59,8 @@ class Inspection:
         rows = await self.table.read([row_key], prefix=b"version")
         known = read_version(rows[row_key])
         positions = await asyncio.to_thread(self.feed.newest, UPDATES)
-        if known is None or known.incarnation != positions[partition_of(key, self.settings.partitions)].incarnation:
+        complete = await asyncio.to_thread(self.table.table.complete, "matcher", row_key.partition)
+        if known is None or not complete or known.incarnation != positions[row_key.partition].incarnation:
             raise UnknownObject(application, name_to_text(name))
         return {
             "application": application,

@@ -170,11 +170,18 @@ class InternalPort:
         try:
             verdicts = await self._propagate(call.propagations)
         except Exception:
-            log.exception("a call of the pipeline failed")
-            verdicts = [UNAVAILABLE] * len(call.propagations)
+            log.exception("a call of the pipeline failed; its tuples are tried one by one")
+            verdicts = [await self._propagate_alone(told) for told in call.propagations]
         self._metrics.propagate_calls += 1
         self._metrics.propagate_ms.observe((time.perf_counter() - began_s) * 1000)
         caller.send(Propagated(call.call, verdicts))
+
+    async def _propagate_alone(self, told: Propagation) -> int:
+        try:
+            return (await self._propagate([told]))[0]
+        except Exception:
+            log.exception("a tuple of the pipeline could not be judged: %s", told)
+            return UNAVAILABLE  # the caller writes in our stead when it has heard this often enough
 
 
 class Link:

@@ -253,6 +253,8 @@ class Router:
                 channel.claims = self._verify(message.token)
                 channel.token = message.token
             self._registrar.receive(channel, message, channel.claims)
+        except TokenInvalid as error:
+            unverified(channel, message.token, error, now_ms())
         except RoskvaError as error:
             channel.send(error_message(error))
         except Exception:

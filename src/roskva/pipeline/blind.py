@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
-from roskva.model import SETTLED, ClientId, Propagation, client_partition
+from roskva.model import ClientId, Propagation, client_partition
 from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.registrar.cells import client_row, packed
 from roskva.registrar.core import blind
@@ -52,10 +52,9 @@ def _write_partition(
         try:
             cells = _judge(client, rows[key], [(index, propagations[index]) for index in indexes], verdicts)
         except Exception:
-            # A row that nobody can read now or later: its client alone is not served, and says so when its summary differs.
-            log.exception("the row of client %s cannot be judged; it is left out", client)
-            verdicts |= dict.fromkeys(indexes, SETTLED)
-            continue
+            # Cells that nobody can read are lost, as for a Registrar: the Matcher drops its copies, and the client starts anew.
+            log.exception("the row of client %s cannot be read; it counts as lost", client)
+            cells = _judge(client, {}, [(index, propagations[index]) for index in indexes], verdicts)
         if cells:
             written.append(client)
             mutations += [Mutation(key, write) for write in packed(cells)]

@@ -64,14 +64,21 @@ class _Walk:
         self._after = b""
         self.done = False
 
-    def next_page(self, table: Table) -> list[Propagation]:
+    def read(self, table: Table) -> Row:
+        """The next page, with the version. The walk stays where it is."""
         if self._version is None:
             self._version = table.read([self._row], prefix=VERSION)[self._row]
         page = table.read([self._row], prefix=REG, limit=PAGE_CELLS, after=self._after)[self._row]
-        told = list(tell_registered(self.key, self._change, {**page, **self._version}))
-        self._after = max(page, default=self._after)
-        self.done = len(page) < PAGE_CELLS
-        return told
+        return {**page, **self._version}
+
+    def told_of(self, page: Row) -> list[Propagation]:
+        return list(tell_registered(self.key, self._change, page))
+
+    def go_on(self, page: Row) -> None:
+        """Everyone on the page was told."""
+        names = [name for name in page if name.startswith(REG)]
+        self._after = max(names, default=self._after)
+        self.done = len(names) < PAGE_CELLS
 
 
 class FanOut:
@@ -92,17 +99,25 @@ class FanOut:
         while walks:
             walk = walks.popleft()
             try:
-                self._teller.tell(walk.next_page(self._table))
-                self._count_round()
-            except (Unavailable, OSError) as error:
+                page = walk.read(self._table)
+            except Exception as error:
+                if not isinstance(error, (Unavailable, OSError)):
+                    log.exception("unexpected error of the table")
                 reached("fan-out: a page cannot be read now")
                 self.counts.retries += 1
+                walks.append(walk)
                 backoff.pause(error)
+                continue
+            try:
+                told = walk.told_of(page)
             except Exception as error:
                 log.exception("an object cannot be fanned out; its updates go to the dead letters")
                 why = Malformed("internal", f"The fan-out of this object failed: {type(error).__name__}: {error}.")
                 self._teller.bury([dead_letter(origin, why) for origin in origins_of[walk.key]])
                 continue
+            self._teller.tell(told)
+            self._count_round()
+            walk.go_on(page)
             if not walk.done:
                 walks.append(walk)
         return self.counts

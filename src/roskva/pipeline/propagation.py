@@ -3,7 +3,8 @@
 One call per Registrar and task, several at once: all are sent, then all are collected. `Links.propagate` returns when every tuple is
 acknowledged by its client, durable or void: only then may Spark commit the batch. What may happen to a call:
 
-    answered     SETTLED and DROP_COPY are final; UNAVAILABLE is asked again, with pauses, and keeps the batch open
+    answered     SETTLED and DROP_COPY are final; UNAVAILABLE is asked again, with pauses, then written blindly; while neither works,
+                 the batch stays open
     not the owner   asked again with fresh members, up to three times; then a blind write
     no answer    asked once more with fresh members; then a blind write, and the gateway is down for this worker
     down         blind writes at once, so that one hung gateway does not cost every batch a time-out, until a probe answers
@@ -42,6 +43,7 @@ _MEMBERS_EVERY_S: Final = 0.5
 _PROBE_EVERY_S: Final = 0.5
 _NOT_OWNER_MAX: Final = 3
 _NO_ANSWER_MAX: Final = 2
+_UNAVAILABLE_MAX: Final = 10  # some ten seconds: if the row can be written at all, then by us too
 
 
 @dataclass(slots=True)
@@ -61,10 +63,11 @@ class _Open:
     told: Propagation
     no_answers: int = 0
     strays: int = 0  # times that whom we asked said that it is not the owner
+    refusals: int = 0  # times that it said that the row is unavailable
 
     @property
     def given_up(self) -> bool:
-        return self.no_answers >= _NO_ANSWER_MAX or self.strays >= _NOT_OWNER_MAX
+        return self.no_answers >= _NO_ANSWER_MAX or self.strays >= _NOT_OWNER_MAX or self.refusals >= _UNAVAILABLE_MAX
 
 
 class Links:
@@ -199,6 +202,7 @@ class Links:
                     if verdict in (NOT_OWNER, UNAVAILABLE):
                         reached("links: not the owner" if verdict == NOT_OWNER else "links: a row is unavailable")
                         item.strays += verdict == NOT_OWNER
+                        item.refusals += verdict == UNAVAILABLE
                         unsettled.append(item)
                     else:
                         result.verdicts[item.index] = verdict

@@ -174,6 +174,7 @@ class _Planning:
         end = advance(start, oldest, newest, self._records_max)
         if end != start:
             return end
+        self._trim()
         self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
         if not persist("waiting for the feed", lambda: self._feed.wait(self._stream.topics, newest, WAIT_S)):
             return start
@@ -187,9 +188,23 @@ class _Planning:
             log.error("the feed lost records that this query was to read: %s", loss)
         return share_out(planned.ranges, self._tasks_max)
 
+    def _trim(self) -> None:
+        """Retention, now and then, of all topics; also when nothing comes any more."""
+        now_s = time.monotonic()
+        if self._stream != MATCHING or now_s - self._trimmed_s < _TRIM_EVERY_S:
+            return
+        self._trimmed_s = now_s
+        try:
+            # Nobody must read the dead letters: they may go by age, and by size when their topic is full.
+            self._feed.commit(SUBSCRIPTION, DEAD_LETTERS, self._feed.newest(DEAD_LETTERS))
+            self._feed.trim()
+        except Exception as error:
+            log.warning("the feed cannot be trimmed now: %s", error)
+
     def processed(self, end: dict[Place, Position]) -> None:
         self._processed.update(end)
         self._commit(_COMMIT_EVERY_S)
+        self._trim()
 
     def _commit(self, every_s: float) -> None:
         now_s = time.monotonic()
@@ -202,10 +217,5 @@ class _Planning:
                     self._feed.commit(SUBSCRIPTION, topic, of_topic)
             self._processed.clear()
             self._committed_s = now_s
-            if self._stream == MATCHING and now_s - self._trimmed_s >= _TRIM_EVERY_S:
-                self._trimmed_s = now_s
-                # Nobody must read the dead letters: they may go by age, and by size when their topic is full.
-                self._feed.commit(SUBSCRIPTION, DEAD_LETTERS, self._feed.newest(DEAD_LETTERS))
-                self._feed.trim()
         except Exception as error:
             log.warning("the feed does not take the pipeline's position now; it is told again with the next batch: %s", error)

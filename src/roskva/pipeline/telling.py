@@ -54,7 +54,8 @@ class Teller:
         """Returns when nothing is owed for any of them."""
         if not propagations:
             return
-        told = self._connected.links.propagate(propagations)
+        links = self._connected.links
+        told = persist("telling Registrars", lambda: links.propagate(propagations), self._connected.around)
         self._counts.propagations += len(propagations)
         self._counts.blind_writes += told.blind_writes
         self._counts.retries += told.retries

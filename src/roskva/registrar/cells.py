@@ -122,4 +122,7 @@ def read_pending(cell: Cell) -> Pending | None:
     """None: done."""
     if cell.value is None or cell.value == DONE:
         return None
-    return msgspec.msgpack.decode(cell.value[1:], type=Pending)
+    try:
+        return msgspec.msgpack.decode(cell.value[1:], type=Pending)
+    except msgspec.DecodeError:
+        return Pending(repair=True)  # of another version of the service: a repair yields "unknown", which is never wrong

@@ -42,6 +42,7 @@ NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
 WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
 _SENT_JUST_NOW_S: Final = 1.0
 _TEXTS_KEPT_MAX: Final = 100_000
+_READ_AGAIN_S: Final = 5.0  # rows whose notifications do not fit into memory now are read again so often
 _TURN_S: Final = 0.001
 
 
@@ -146,8 +147,9 @@ class Delivery:
                 unsettled.append(one)
         await self._store(unsettled, verdicts)
         await first
-        for index in reissues:
-            verdicts[index] = await self._reissue(propagations[index])
+        repaired = await asyncio.gather(*(self._reissue(propagations[index]) for index in reissues))
+        for index, verdict in zip(reissues, repaired, strict=True):
+            verdicts[index] = verdict
         return verdicts
 
     def _turned(self, sent_s: float) -> None:
@@ -383,7 +385,8 @@ class Delivery:
             if due:
                 self._counters.resent += len(due)
                 self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])
-            if session.more and len(session.outstanding) < WAITING_IN_MEMORY_MAX // 2:
+            full = self.outstanding_count >= self._settings.outstanding_max and now_s - session.read_s < _READ_AGAIN_S
+            if session.more and len(session.outstanding) < WAITING_IN_MEMORY_MAX // 2 and not full:
                 drained.append(session)
         return drained
 

@@ -123,7 +123,11 @@ class Handshakes:
 
     async def _write(self, row: ClientRow, created: Created) -> _Granted:
         granted = core.grant(row, created, self.day())
-        await self.table.write([Mutation(self.rows.key(row.client), granted.cells)])
+        try:
+            await self.table.write([Mutation(self.rows.key(row.client), granted.cells)])
+        except BaseException:
+            self.rows.drop(row.client)  # it may have landed
+            raise
         self.rows.apply(row.client, granted.cells)
         return _Granted(row, granted.session)
 

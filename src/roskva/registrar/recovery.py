@@ -7,15 +7,19 @@ are never cleared by readers; each reader keeps a cursor, and old ones expire. W
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from roskva.config import Settings
+from roskva.errors import Unavailable
 from roskva.model import ClientId, ObjectKey, Registration
 from roskva.registrar.row import ClientRow
 from roskva.table.lanes import TableLanes
 from roskva.table.marks import MarkReader, expired_rows, marks_for
+
+log = logging.getLogger(__name__)
 
 _REPEAT_AFTER_S: Final = 5.0  # a registration usually comes back within a second
 _REPEAT_PAUSE_MAX_S: Final = 60.0
@@ -67,9 +71,19 @@ class Recovery:
         self._owned = owned
 
     async def newly_marked(self) -> list[ClientId]:
-        """Clients of ours that others marked since the last look."""
-        plan = self._reader.plan(sorted(self._owned), self._wall_clock())
-        return self._reader.take(plan, await self._table.read(plan.rows))
+        """Clients of ours that others marked since the last look. A partition that cannot be read hides nobody else's marks."""
+        now_s = self._wall_clock()
+        plans = [self._reader.plan([partition], now_s) for partition in sorted(self._owned)]
+        reads = await asyncio.gather(*(self._table.read(plan.rows) for plan in plans), return_exceptions=True)
+        clients: dict[ClientId, None] = {}
+        for plan, read in zip(plans, reads, strict=True):
+            if isinstance(read, Unavailable):
+                log.warning("marks cannot be read now: %s", read)
+            elif isinstance(read, BaseException):
+                raise read
+            else:
+                clients |= dict.fromkeys(self._reader.take(plan, read))
+        return list(clients)
 
     async def refresh(self) -> None:
         """Mark again what is unfinished for long, and delete the marks that have expired."""
@@ -128,6 +142,14 @@ class Recovery:
             return list(events)
         now_s = self._clock()
         return [event for event in events if (known := unfinished.registrations.get(event.object)) is None or known.due_s <= now_s]
+
+    def postpone(self, clients: Iterable[ClientId]) -> None:
+        """Their rows cannot be read now: others first."""
+        due_s = self._clock() + _REPEAT_AFTER_S
+        for client in clients:
+            if client in self._unfinished:
+                for known in self._unfinished[client].registrations.values():
+                    known.due_s = max(known.due_s, due_s)
 
     def overdue(self) -> list[ClientId]:
         """Clients with registrations that should have come back by now. Their rows tell what to repeat."""

@@ -138,7 +138,9 @@ class Rounds:
     async def _look_at(self, clients: list[ClientId]) -> None:
         """Go on with what these rows show. A mark is done with only when its row was read."""
         for start in range(0, len(clients), _ROWS_AT_A_TIME):
-            rows, _ = await self.registrar.rows.get_many(clients[start : start + _ROWS_AT_A_TIME], fresh=True)
+            some = clients[start : start + _ROWS_AT_A_TIME]
+            rows, _ = await self.registrar.rows.get_many(some, fresh=True)
+            self.registrar.recovery.postpone(client for client in some if client not in rows)
             pending: list[Registration] = []
             for client, row in rows.items():
                 session = self.registrar.sessions.get(client)

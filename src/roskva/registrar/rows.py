@@ -6,6 +6,7 @@ Every durable write of this process is given to `apply`; one that lands while th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from roskva.registrar.row import ClientRow
 from roskva.table.interface import Cell, RowKey
 from roskva.table.lanes import TableLanes
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Cached:
@@ -27,6 +30,7 @@ class _Cached:
 @dataclass(slots=True)
 class _Loading:
     readers: int = 0
+    void: bool = False  # dropped meanwhile
     meanwhile: list[Cell] = field(default_factory=list)
 
 
@@ -110,10 +114,17 @@ class Rows:
         return loaded, failure
 
     def _keep(self, client: ClientId, cells: Iterable[Cell]) -> ClientRow:
-        by_name = {cell.name: cell for cell in cells}
-        created = read_created(by_name.get(CREATED))
-        row = ClientRow(client, by_name.values(), 0 if created is None else self._epoch_of(created.application))
-        row.apply(self._loading[client].meanwhile)
+        try:
+            by_name = {cell.name: cell for cell in cells}
+            created = read_created(by_name.get(CREATED))
+            row = ClientRow(client, by_name.values(), 0 if created is None else self._epoch_of(created.application))
+            row.apply(self._loading[client].meanwhile)
+        except Exception:
+            # Cells that nobody can read are lost: the client of such a row starts anew, and nobody else is held up.
+            log.exception("the row of client %s cannot be read; it counts as lost", client)
+            return ClientRow(client)
+        if self._loading[client].void:
+            return row  # somebody dropped the row while it was read: what came may be older than what made them
         self._cached[client] = _Cached(row, self._clock())
         self._cached.move_to_end(client)
         while len(self._cached) > self._cached_max:
@@ -131,9 +142,13 @@ class Rows:
 
     def drop(self, client: ClientId) -> None:
         self._cached.pop(client, None)
+        if client in self._loading:
+            self._loading[client].void = True
 
     def drop_all(self) -> None:
         self._cached.clear()
+        for loading in self._loading.values():
+            loading.void = True
 
     def evict_idle(self, idle_s: float) -> None:
         before_s = self._clock() - idle_s

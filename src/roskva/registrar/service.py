@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from roskva.config import Settings
 from roskva.errors import RoskvaError, TokenInvalid, TooManyOperations, Unavailable
@@ -54,6 +54,15 @@ _SYNC_HINT_S: Final = 60.0
 _ANNOUNCE_TRIES_MAX: Final = 30
 _ANNOUNCE_AGAIN_S: Final = 2.0
 _GONE: Final = object()  # the note on a channel that was closed: nobody is welcomed through it any more
+
+
+class _Left(NamedTuple):
+    """The note on a channel that this session left for another one: what still comes through it is late, and is dropped."""
+
+    client: ClientId
+    number: int
+
+
 _SECONDS_PER_DAY: Final = 86_400
 
 
@@ -160,6 +169,8 @@ class Registrar:
         """A message of a client, with the claims of its token, whose signature the caller verified."""
         if channel.session is _GONE:
             channel.session = None  # it had been routed elsewhere, and is back
+        if claims is not None and channel.session == _Left(claims.client, claims.session):
+            return
         count = len(message.register) + len(message.unregister) + len(message.acks)
         if message.sync is not None:
             count += len(message.sync.objects or ())
@@ -236,8 +247,11 @@ class Registrar:
                 self.leave(ended)
         if isinstance(channel.session, (Granting, Session)):
             session.nonce = channel.session.nonce
-        if known is not None and known.number != session.number and known.channel is not None and known.channel is not channel:
-            self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
+        if known is not None and known.channel is not None and known.channel is not channel:
+            if known.number == session.number:
+                known.channel.session = _Left(session.client, session.number)
+            else:
+                self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         channel.session = session
         self.sessions[session.client] = session
         self.take_in(session, row)
@@ -313,20 +327,20 @@ class Registrar:
         client = session.client
         if decision.events:
             await self.recovery.mark([client])
-        for cells in decision.writes:
-            try:
+        try:
+            for cells in decision.writes:
                 await self._table.write([Mutation(self.rows.key(client), cells)])
-            except BaseException:
-                # Some of it may be durable, and its client's retry adds nothing to what is pending: look at the row soon.
-                self.counters.failed_writes += 1
-                self.rows.drop(client)
-                self.recovery.appended(decision.events)
-                self.recovery.not_appended(decision.events)
-                raise
-            self.rows.apply(client, cells)
-        if decision.writes:
-            # While members settle another owner may have written too: only what the table says counts.
-            row = await self.rows.get(client, fresh=self._settling())
+                self.rows.apply(client, cells)
+            if decision.writes:
+                # While members settle another owner may have written too: only what the table says counts.
+                row = await self.rows.get(client, fresh=self._settling())
+        except BaseException:
+            # Some of it may be durable, and its client's retry adds nothing to what is pending: look at the row soon.
+            self.counters.failed_writes += 1
+            self.rows.drop(client)
+            self.recovery.appended(decision.events)
+            self.recovery.not_appended(decision.events)
+            raise
         for event in decision.events:
             if not event.registered:
                 self.delivery.forget(session, event.object)
