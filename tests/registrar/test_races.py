@@ -340,3 +340,27 @@ async def test_a_row_that_was_dropped_while_it_was_read_is_not_kept(place: Place
     place.registrar.rows.drop(client)
     await reading
     assert place.registrar.rows.peek(client) is None
+
+
+async def test_an_unregistration_whose_write_failed_but_landed_ends_the_resends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator (seed 302): what the registration had yielded was resent for ever, and the client never in sync."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)])
+    session = place.registrar.sessions[place.client(token)]
+    assert session.outstanding
+    write = place.table_lanes.write
+    failures = iter([True])
+
+    async def land_and_fail(mutations: Sequence[Mutation]) -> None:
+        await write(mutations)
+        if any(cell.name.startswith(b"reg:") for mutation in mutations for cell in mutation.cells) and next(failures, False):
+            raise PartitionUnavailable("busy", "registrar-0")
+
+    monkeypatch.setattr(place.table_lanes, "write", land_and_fail)
+    place.say(channel, ClientMessage(token=token, unregister=[Unregister(op=2, object="hello")]))
+    async with asyncio.timeout(10):
+        while session.outstanding:
+            await asyncio.sleep(0.05)
+    assert next(failures, None) is None

@@ -30,6 +30,7 @@ from roskva.model import (
     object_key,
     version_from_text,
 )
+from roskva.probes import reached
 from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
 from roskva.registrar.cells import WAITING
@@ -343,6 +344,7 @@ class Delivery:
         now_s = self._clock()
         notifications: list[Notify] = []
         session.more = False
+        self._forget_outdated(session, row)
         for waiting in list(row.waiting()):
             if not self._take_up(session, waiting, now_s, notifications):
                 session.more = True
@@ -351,6 +353,16 @@ class Delivery:
         for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
             self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
         self._counters.resent += len(notifications)
+
+    def _forget_outdated(self, session: Session, row: ClientRow) -> None:
+        """By a fresh row: what an earlier registration yielded is void, whoever wrote the later one, and even if its write failed."""
+        for name, entry in list(session.outstanding.items()):
+            standing = row.standing(entry.object)
+            if standing is not None and standing.seqno > entry.seqno:
+                reached("delivery: an earlier registration's notification is void")
+                del session.outstanding[name]
+                self.outstanding_count -= 1
+                entry.release()
 
     def _take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
         known = session.outstanding.get((waiting.object, waiting.version is None))

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from roskva.client.actions import Notification, RegistrationFailed, Stopped
 from roskva.matcher.cells import object_row, read_copies
-from roskva.model import object_key
+from roskva.model import name_of, object_key
 from roskva.registrar.cells import client_row
-from roskva.registrar.row import ClientRow
+from roskva.registrar.row import ClientRow, Waiting
 
 if TYPE_CHECKING:
     from roskva.registrar.service import Registrar
     from roskva.simulation.clients import Application
     from roskva.simulation.world import World
 
-_SILENCE_S: Final = 20.0  # after an unregistration was confirmed, what was under way may still arrive for so long
+_LONG_HEARTBEAT_S: Final = 60.0
 
 
 class Broken(AssertionError):
@@ -155,13 +155,24 @@ class SummariesAgree(Checker):
             return f"{application.device} wishes for {len(wanted)} objects, its Registrar has {len(registered)}"
         if row.pending():
             return f"{application.device} has {len(row.pending())} registrations pending"
-        if any(True for _ in row.waiting()):
+        if any(not self._comes_again(world, application, waiting) for waiting in row.waiting()):
             return f"{application.device} has not acknowledged everything"
         for key in wanted:
             copies = {copy.client for copy in read_copies(world.stores.look([object_row(key, partitions)])[object_row(key, partitions)])}
             if client not in copies:
                 return f"the Matcher does not know that {application.device} is registered for {key!r}"
         return None
+
+    def _comes_again(self, world: World, application: Application, waiting: Waiting) -> bool:
+        """Nobody waits for the write of an acknowledgement: if it failed, the client is told once more at its next heartbeat."""
+        if world.knobs.heartbeat_s < _LONG_HEARTBEAT_S:
+            return False
+        marks = application.core.handover._marks.get(name_of(waiting.object))
+        if marks is None:
+            return False
+        if waiting.version is None:
+            return waiting.seqno <= marks.unknown_acknowledged
+        return (world.epoch, waiting.version) <= marks.acknowledged
 
 
 class WorkDone(Checker):

@@ -52,6 +52,7 @@ class Knobs:
     sources: float  # the part of publishes that name the device that made them
     again: float  # the part of publishes that repeat an old version
     flapping: float  # the part of registrations that are taken back at once
+    resting: float  # the part of objects that come to rest before the faults do: nothing later covers what was lost of them
     fetch: float  # the part of registrations that state a version, fetched just before
     slow_applications: float  # the part of applications that deal with notifications late
     fault_pause_s: float  # between two faults, on average
@@ -63,6 +64,7 @@ class Knobs:
     settling_s: float
     ack_wait_ms: float
     skew_s: float  # how far wall clocks are apart
+    heartbeat_s: float  # of clients: the long one is longer than the time for healing, so that nothing heals by heartbeats alone
 
     @property
     def loses_state(self) -> bool:
@@ -100,6 +102,7 @@ def draw(seed: int) -> Knobs:
         sources=chance.choice((0.0, 0.3, 1.0)),
         again=0.0 if calm else chance.choice((0.0, 0.05, 0.3)),
         flapping=chance.choice((0.0, 0.2, 0.6)),
+        resting=chance.choice((0.0, 0.5, 1.0)),
         fetch=chance.choice((0.0, 0.5)),
         slow_applications=chance.choice((0.0, 0.5)),
         fault_pause_s=chance.choice((0.3, 2.0, 6.0)),
@@ -111,6 +114,7 @@ def draw(seed: int) -> Knobs:
         settling_s=chance.choice((0.0, 2.0, 10.0)),
         ack_wait_ms=chance.choice((0.0, 50.0, 50.0)),
         skew_s=chance.choice((0.0, 1.0, 50.0)),
+        heartbeat_s=chance.choice((30.0, 600.0, 600.0)),
     )
 
 

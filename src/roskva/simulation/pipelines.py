@@ -49,13 +49,13 @@ class Checkpoint:
 class Workers:
     """The connections of one driver's workers: what pipeline.connections keeps from task to task."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: World, process: Process, slot: str) -> None:
         self.settings = world.settings
         self.process = process
         self.table = BlockingTable(world.stores, process)
         self.feed = BlockingFeed(world.stores, process)
         self.manifest = SimulatedManifest(world.stores)
-        chance = world.chance_for(f"workers of {process.name}")
+        chance = world.chance_for(f"workers of {process.name}, {slot}")  # no two of them give marks the same name
         self.around = Surroundings(
             clock=process.clock,
             wall_clock=process.wall_clock,
@@ -181,7 +181,7 @@ class SimulatedDriver:
         running = []
         for slot, share in enumerate(shares):
             if (stream.name, slot) not in self._slots:
-                self._slots[stream.name, slot] = Workers(self.world, self.workers)
+                self._slots[stream.name, slot] = Workers(self.world, self.workers, f"{stream.name} {slot}")
             work = partial(self._task, stream, share, self._slots[stream.name, slot])
             running.append(self.workers.spawn(Fiber(work).run()))
         # Not `gather`: if this driver dies, its workers go on.

@@ -16,6 +16,10 @@ class Workload:
         self.world = world
         self.knobs = world.knobs
         self._chance = world.chance_for("workload")
+        resting = world.chance_for("resting")
+        self._rests_at_s = {
+            name: self.knobs.busy_s * (resting.uniform(0.2, 0.9) if resting.random() < self.knobs.resting else 1.0) for name in world.names
+        }
 
     def begin(self) -> None:
         for number in range(self.knobs.applications):
@@ -31,14 +35,18 @@ class Workload:
         end_s = self.world.loop.time() + self.knobs.busy_s
         while self.world.loop.time() < end_s:
             await asyncio.sleep(self._chance.expovariate(1 / self.knobs.pause_s))
-            if self._chance.random() < self.knobs.publishes:
-                await self._publish()
+            publish = self._chance.random() < self.knobs.publishes
+            hot = publish and self._chance.random() < self.knobs.hot
+            name = self.world.names[0] if hot else self._chance.choice(self.world.names)
+            if self.world.loop.time() > self._rests_at_s[name]:
+                continue
+            if publish:
+                await self._publish(name)
             else:
-                self._registrations()
+                self._registrations(name)
 
-    async def _publish(self) -> None:
+    async def _publish(self, name: bytes) -> None:
         chance, knobs, world = self._chance, self.knobs, self.world
-        name = world.names[0] if chance.random() < knobs.hot else chance.choice(world.names)
         for _ in range(chance.randint(1, knobs.burst)):
             source = chance.choice(world.applications) if chance.random() < knobs.sources else None
             again = chance.random() < knobs.again
@@ -47,12 +55,11 @@ class Workload:
                 await world.backend.all_acknowledged()
                 await asyncio.sleep(0.5)
 
-    def _registrations(self) -> None:
+    def _registrations(self, name: bytes) -> None:
         chance, knobs = self._chance, self.knobs
         application = chance.choice(self.world.applications)
         if not application.running or application.stopped:
             return
-        name = chance.choice(self.world.names)
         if name in application.wishes:
             application.unregister(name)
             if chance.random() < knobs.flapping:

@@ -379,8 +379,8 @@ async def _gathered(tasks: set[asyncio.Task[Any]]) -> None:
 def _settings(knobs: Knobs) -> Settings:
     # Shorter than in service, in the same proportions: a healed world is at rest within minutes of its own time.
     demo = ApplicationSettings(
-        heartbeat_s=30.0,
-        offline_s=120.0,
+        heartbeat_s=knobs.heartbeat_s,
+        offline_s=4 * knobs.heartbeat_s,
         keepalive_s=10.0,
         retry_min_s=1.0,
         retry_max_s=8.0,

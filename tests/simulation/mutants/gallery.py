@@ -1,0 +1,12 @@
+"""The bug gallery: every mutant by its name. The simulator must catch each of them within the seeds of CI (recorded.json says where)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.of_the_client import OF_THE_CLIENT
+from tests.simulation.mutants.of_the_matcher import OF_THE_MATCHER
+from tests.simulation.mutants.of_the_registrar import OF_THE_REGISTRAR
+
+GALLERY: Final[dict[str, Mutant]] = {mutant.name: mutant for mutant in (*OF_THE_MATCHER, *OF_THE_REGISTRAR, *OF_THE_CLIENT)}

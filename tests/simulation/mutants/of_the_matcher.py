@@ -1,0 +1,188 @@
+"""Bugs on the way of an update: publishing, the Matcher's tasks, the fan-out, and telling Registrars."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.simulation.mutants.mutant import Edit, Mutant, mutant
+
+OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "a publish is answered before its append is durable",
+        "gateway.publish",
+        """\
+        try:
+            for indexes, future in under_way:
+                try:
+                    epochs.append((await future).looked)
+                except RoskvaError as error:
+                    self._refuse(indexes, error, outcomes)
+        finally:
+            for _, future in under_way:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # seen
+""",
+        """\
+        for _, future in under_way:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+""",
+    ),
+    mutant(
+        "an append that failed is answered as a success",
+        "gateway.publish",
+        "            outcomes[index] = error\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a version below one that was published is refused",
+        (
+            Edit(
+                "gateway.publish",
+                "        self._metrics = metrics\n\n    async def publish",
+                "        self._metrics = metrics\n        self._latest = {}\n\n    async def publish",
+            ),
+            Edit(
+                "gateway.publish",
+                "        await self._append(application, valid, outcomes)\n",
+                """\
+        for index, (name, value) in valid:
+            version = msgspec.json.decode(value)["version"]
+            if version < self._latest.get(name, 0):
+                outcomes[index] = Unavailable("A later version was published.")
+            self._latest[name] = max(version, self._latest.get(name, 0))
+        valid = [item for item in valid if outcomes[item[0]] is None]
+        await self._append(application, valid, outcomes)
+""",
+            ),
+        ),
+        breaks="WorkDone",
+    ),
+    mutant(
+        "the lowest version of a batch wins",
+        "matcher.core",
+        "known if known.version >= update.version else None",
+        "known if known.version <= update.version else None",
+    ),
+    mutant(
+        "a version that the row has already is told to nobody",
+        "matcher.core",
+        """\
+    for copy in read_copies(row):
+        if source""",
+        """\
+    if known is not None and known.version >= change.version and change.source == _NOBODY:
+        return
+    for copy in read_copies(row):
+        if source""",
+    ),
+    mutant(
+        "the source is told of its own change",
+        "matcher.core",
+        "if source == _NOBODY or copy.device != source:",
+        "if copy.device:",
+    ),
+    mutant(
+        "the last source of a collapsed batch is left out",
+        "matcher.core",
+        "sole = known.sole_source and source == known.source",
+        "sole = True",
+        11,
+    ),
+    mutant(
+        "the fan-out leaves out the last source of a collapsed batch",
+        "matcher.core",
+        "Update(key, change.version, change.source if change.sole_source else _NOBODY, again=not change.sole_source)",
+        "Update(key, change.version, change.source)",
+        11,
+    ),
+    mutant(
+        "a Matcher that knows nothing keeps silent for a held version",
+        "matcher.core",
+        """\
+    if registration.repair or known is None""",
+        """\
+    if registration.held is not None and known is None:
+        return answer(OUTCOME_COVERED)
+    if registration.repair or known is None""",
+        33,
+        needs=("lose everything",),
+    ),
+    mutant(
+        "versions count as known whatever was lost",
+        "matcher.core",
+        "known is None or incarnation is None or known.incarnation != incarnation:",
+        "known is None:",
+        32,
+        needs=("lose everything",),
+    ),
+    mutant(
+        "a new registration yields unknown although the version is known",
+        "matcher.core",
+        "return answer(OUTCOME_VERSION, known.version)",
+        "return answer(OUTCOME_UNKNOWN)",
+    ),
+    mutant(
+        "a new registration is told its seqno as the version",
+        "matcher.core",
+        "return answer(OUTCOME_VERSION, known.version)",
+        "return answer(OUTCOME_VERSION, registration.seqno)",
+    ),
+    mutant(
+        "rows are read before they are written",
+        "pipeline.matching",
+        """\
+            self._table.write(accepted.writes)
+            rows = self._table.read(accepted.read_whole, limit=cells_to_read(above))
+            part, large = hand_over(part, rows, partitions, above)
+            self._hand_over(large)
+            read_version = accepted.read_version + [object_row(update.object, partitions) for update in large]
+            rows |= self._table.read(read_version, prefix=VERSION)
+""",
+        """\
+            rows = self._table.read(accepted.read_whole, limit=cells_to_read(above))
+            part, large = hand_over(part, rows, partitions, above)
+            self._hand_over(large)
+            read_version = accepted.read_version + [object_row(update.object, partitions) for update in large]
+            rows |= self._table.read(read_version, prefix=VERSION)
+            self._table.write(accepted.writes)
+""",
+        1,
+    ),
+    mutant(
+        "the hand-over to the fan-out is forgotten",
+        "pipeline.matching",
+        """\
+            part, large = hand_over(part, rows, partitions, above)
+            self._hand_over(large)
+""",
+        """\
+            part, large = hand_over(part, rows, partitions, above)
+""",
+    ),
+    mutant(
+        "rows that cannot be written are given up",
+        "pipeline.matching",
+        "            waiting = unavailable\n",
+        "            waiting = []\n",
+        needs=("refuse partition",),
+    ),
+    mutant(
+        "no answer counts as done",
+        "pipeline.propagation",
+        "        return items\n",
+        "        return []\n",
+    ),
+    mutant(
+        "blind writes leave no marks",
+        "pipeline.blind",
+        """\
+        _mark(table, settings, written, around)
+        table.write(mutations)
+        _mark(table, settings, written, around)
+""",
+        """\
+        table.write(mutations)
+""",
+        25,
+    ),
+)

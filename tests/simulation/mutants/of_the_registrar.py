@@ -1,0 +1,91 @@
+"""Bugs of the Registrar: its judgements, its writes and caches, its marks, delivery, sessions; and of the ways between gateways."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.simulation.mutants.mutant import Mutant, mutant
+
+OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "a tuple of the present registration is void",
+        "registrar.core",
+        "if told.seqno < cell.timestamp:",
+        "if told.seqno <= cell.timestamp:",
+    ),
+    mutant(
+        "acknowledgements are not written",
+        "registrar.delivery",
+        "        self._ack_cells.setdefault(client, []).append(cell)\n",
+        "",
+    ),
+    mutant(
+        "pending is cleared and the notification is forgotten",
+        "registrar.core",
+        "    if unacknowledged:\n",
+        "    if unacknowledged and not cells:\n",
+        15,
+    ),
+    mutant(
+        "registrations are written without a pending marker",
+        "registrar.cells",
+        "        Cell(PENDING + key, seqno, _PENDING + msgspec.msgpack.encode(pending)),\n",
+        "",
+    ),
+    mutant(
+        "what a row shows as pending is not repeated",
+        "registrar.service",
+        "        events = self.recovery.due(row.client, events)\n",
+        "        events = []\n",
+    ),
+    mutant(
+        "nothing is sent twice",
+        "registrar.delivery",
+        "if entry.due_s <= now_s]",
+        "if entry.due_s < 0.0]",
+    ),
+    mutant(
+        "what waited while the client was away is not sent when it comes",
+        "registrar.service",
+        "        self.delivery.resume(session, row)  # what a registration yielded goes before its confirmation\n",
+        "",
+    ),
+    mutant(
+        "every version of an object waits for itself",
+        "registrar.delivery",
+        "        entry = session.outstanding.get(name := (key, version is None))\n        if entry is not None and entry.seqno == seqno:\n",
+        '        entry = session.outstanding.get(name := (key + b"%d" % (version or 0), version is None))\n'
+        "        if entry is not None and entry.seqno == seqno:\n",
+        breaks="QueuesBounded",
+    ),
+    mutant(
+        "what is outstanding of an unregistered object stays",
+        "registrar.service",
+        "                self.delivery.forget(session, event.object)\n",
+        "                pass\n",
+    ),
+    mutant(
+        "keepalives without a pause",
+        "registrar.rounds",
+        "            if now_s - session.sent_s >= session.settings.keepalive_s:\n",
+        "            if session.settings.keepalive_s:\n",
+    ),
+    mutant(
+        "a lost partition of the Registrar is not noticed",
+        "registrar.rounds",
+        "            if self.incarnations.setdefault(partition, incarnation) == incarnation:\n",
+        "            if incarnation:\n",
+        9,
+        needs=("lose registrar partition",),
+    ),
+    mutant(
+        "an id is kept although its row is gone",
+        "registrar.core",
+        "        row.created == created\n        and prior.application == created.application\n"
+        "        and prior.data_center == data_center\n        and prior.incarnation == incarnation\n"
+        "        and prior.session <= session_of(row.seqno)\n",
+        "        prior.application == created.application\n        and prior.data_center == data_center\n",
+        38,
+        needs=("lose registrar partition",),
+    ),
+)
