@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from roskva.config import Settings
@@ -177,7 +178,7 @@ class Registrar:
         if count > self._settings.operations_per_message_max:
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
-            self.spawn(self._guard(channel, message.token, self.handshakes.grant(channel, message.init)))
+            self.spawn(self._guard(channel, message.token, partial(self.handshakes.grant, channel, message.init)))
         elif claims is None:
             self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
         else:
@@ -185,13 +186,13 @@ class Registrar:
             if session is not None and session.channel is channel and session.number == claims.session:
                 self._heard(session, message)
             else:
-                self.spawn(self._guard(channel, message.token, self._enter(channel, message, claims)))
+                self.spawn(self._guard(channel, message.token, partial(self._enter, channel, message, claims)))
 
     def announce(self, channel: Channel, claims: Claims, token: str) -> None:
         """The client of this token is connected through this channel; speaking to it confirms that this is its owner."""
         if channel.session is _GONE:
             channel.session = None
-        self.spawn(self._guard(channel, token, self._announced(channel, claims, token)))
+        self.spawn(self._guard(channel, token, partial(self._announced, channel, claims, token)))
 
     async def _announced(self, channel: Channel, claims: Claims, token: str) -> None:
         for _ in range(_ANNOUNCE_TRIES_MAX):
@@ -215,9 +216,10 @@ class Registrar:
     async def propagate(self, propagations: list[Propagation]) -> list[int]:
         return await self.delivery.propagate(propagations)
 
-    async def _guard(self, channel: Channel, token: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do a client's work. Made only here: a coroutine that is stopped before it began would complain."""
         try:
-            await work
+            await work()
         except RoskvaError as error:
             self._refuse(channel, error, token)
         except Exception:
@@ -302,7 +304,7 @@ class Registrar:
     async def _guarded_operation(self, session: Session, message: ClientMessage) -> None:
         channel = session.channel
         if channel is not None:
-            await self._guard(channel, session.token, self._operate(session, message))
+            await self._guard(channel, session.token, partial(self._operate, session, message))
 
     async def _operate(self, asking: Session, message: ClientMessage) -> None:
         async with self._orders.turn(asking.client):
