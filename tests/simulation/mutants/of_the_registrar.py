@@ -59,10 +59,10 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         breaks="QueuesBounded",
     ),
     mutant(
-        "what is outstanding of an unregistered object stays",
-        "registrar.service",
-        "                self.delivery.forget(session, event.object)\n",
-        "                pass\n",
+        "what an outdated registration yielded stays outstanding",
+        "registrar.delivery",
+        "        self._forget_outdated(session, row)\n",
+        "        pass\n",
     ),
     mutant(
         "keepalives without a pause",
