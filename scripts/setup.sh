@@ -49,6 +49,8 @@ missing_packages() {
     if [ -n "$python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then wanted+=(python3-venv); fi
     find_java || wanted+=(openjdk-17-jre-headless)
     if [ "$purpose" = test ] && ! find_chromium >/dev/null; then wanted+=(chromium); fi
+    # What Playwright's own node needs, to drive the browser.
+    if [ "$purpose" = test ] && [ -z "$(find /usr/lib /lib -name 'libatomic.so.1' -print -quit 2>/dev/null)" ]; then wanted+=(libatomic1); fi
 }
 
 as_root() {
