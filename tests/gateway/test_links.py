@@ -286,3 +286,21 @@ async def test_two_gateways_show_each_other_in_status(start: Start, http: aiohtt
         status = json.loads(await answer.text())
     assert {member["id"] for member in status["members"]} == {one.member_id, two.member_id}
     assert set(status["partitions"].values()) <= {one.member_id, two.member_id}
+
+
+async def test_a_forwarded_message_whose_token_this_gateway_cannot_verify_starts_anew(start: Start) -> None:
+    """Else its client would repeat it for ever: an `error` alone changes nothing about its token."""
+    gateway = await start("left", **FAST)
+    sent: list[bytes] = []
+
+    class Remote:
+        token, claims, session = "", None, None
+
+        def send(self, data: bytes) -> None:
+            sent.append(data)
+
+        def close(self, code: str) -> None:
+            raise AssertionError(code)
+
+    gateway.router.forwarded(Remote(), json.dumps({"token": "of-a-newer-key", "acks": []}).encode())
+    assert [json.loads(data)["start_anew"]["code"] for data in sent] == ["token-invalid"]

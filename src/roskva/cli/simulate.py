@@ -9,9 +9,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roskva.errors import BadRequest
+
+if TYPE_CHECKING:
+    from roskva.simulation.runs import Summary
 
 
 def simulate(arguments: argparse.Namespace) -> int:
@@ -33,7 +36,7 @@ def seeds_from(text: str) -> tuple[int, int]:
 
 
 def _many(arguments: argparse.Namespace) -> int:
-    from roskva.simulation.runs import Summary, run_many
+    from roskva.simulation.runs import run_many
 
     first, last = seeds_from(arguments.seeds)
     seeds: Iterable[int] = itertools.count(first) if arguments.minutes else range(first, last + 1)
@@ -45,11 +48,10 @@ def _many(arguments: argparse.Namespace) -> int:
     for failure in total.failures:
         print(f"seed {failure.seed} failed: {failure.why}", file=sys.stderr)
         print(f"  look: roskva simulate --seed {failure.seed} --trace     shrink: --seed {failure.seed} --minimize", file=sys.stderr)
-    assert isinstance(total, Summary)
     return 1 if total.failures else 0
 
 
-def _report(total: Any, as_json: bool, elapsed_s: float) -> None:
+def _report(total: Summary, as_json: bool, elapsed_s: float) -> None:
     faults = {name.removeprefix("fault: "): count for name, count in total.counts.items() if name.startswith("fault: ")}
     if as_json:
         report = {
@@ -100,7 +102,7 @@ class _Progress:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def show(self, total: Any) -> None:
+    def show(self, total: Summary) -> None:
         if self._shows:
             rate = total.seeds / max(0.001, self.elapsed_s())
             done = f"{total.seeds:,}" if self._seeds is None else f"{total.seeds:,} of {self._seeds:,}"

@@ -170,7 +170,7 @@ class Registrar:
         """A message of a client, with the claims of its token, whose signature the caller verified."""
         if channel.session is _GONE:
             channel.session = None  # it had been routed elsewhere, and is back
-        if claims is not None and channel.session == _Left(claims.client, claims.session):
+        if isinstance(channel.session, _Left) and claims is not None and channel.session == (claims.client, claims.session):
             return
         count = len(message.register) + len(message.unregister) + len(message.acks)
         if message.sync is not None:

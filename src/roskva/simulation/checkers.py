@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from roskva.client.actions import Notification, RegistrationFailed, Stopped
+from roskva.client.actions import Notification
 from roskva.matcher.cells import object_row, read_copies
 from roskva.model import name_of, object_key
 from roskva.registrar.cells import client_row
@@ -35,12 +35,7 @@ class Checker:
     def broken(self, why: str) -> Broken:
         return Broken(self, why)
 
-    def client_started(self, application: Application) -> None: ...
-    def client_stopped(self, application: Application, stopped: Stopped) -> None: ...
-    def client_received(self, application: Application) -> None: ...
     def notified(self, application: Application, notification: Notification) -> None: ...
-    def status_changed(self, application: Application, name: bytes, registered: bool) -> None: ...
-    def registration_failed(self, application: Application, failed: RegistrationFailed) -> None: ...
 
     def reason(self, world: World) -> str | None:
         """Why the world is not at rest yet."""
@@ -216,23 +211,10 @@ class NoStorm(Checker):
 
 
 class Watch:
-    """Tells all checkers of what happens."""
+    """Tells all checkers what an application was told."""
 
     def __init__(self, checkers: Sequence[Checker]) -> None:
         self.checkers = tuple(checkers)
-
-    def client_started(self, application: Application) -> None:
-        for checker in self.checkers:
-            checker.client_started(application)
-
-    def client_stopped(self, application: Application, stopped: Stopped) -> None:
-        application.world.tell(application.device, f"stops: {stopped.error}")
-        for checker in self.checkers:
-            checker.client_stopped(application, stopped)
-
-    def client_received(self, application: Application) -> None:
-        for checker in self.checkers:
-            checker.client_received(application)
 
     def notified(self, application: Application, notification: Notification) -> None:
         application.world.tell(
@@ -240,13 +222,3 @@ class Watch:
         )
         for checker in self.checkers:
             checker.notified(application, notification)
-
-    def status_changed(self, application: Application, name: bytes, registered: bool) -> None:
-        application.world.tell(application.device, f"is {'registered' if registered else 'not registered'} for {name.decode()}")
-        for checker in self.checkers:
-            checker.status_changed(application, name, registered)
-
-    def registration_failed(self, application: Application, failed: RegistrationFailed) -> None:
-        application.world.tell(application.device, f"registration of {failed.name.decode()} failed: {failed.code}")
-        for checker in self.checkers:
-            checker.registration_failed(application, failed)

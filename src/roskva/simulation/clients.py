@@ -126,7 +126,6 @@ class Application:
             "demo", self.device, random=self.chance.random, nonce=nonce, state=self.state, config=self.world.client_config
         )
         self.world.tell(self.device, "starts")
-        self.world.watch.client_started(self)
         self.carry_out(self.core.start(self.now_s()))
         self._connect()
 
@@ -193,7 +192,6 @@ class Application:
 
     def received(self, data: bytes) -> None:
         if self.running and not self.stopped:
-            self.world.watch.client_received(self)
             self.carry_out(self.core.received(self.now_s(), decode_server(data)))
 
     # What the application does.
@@ -266,9 +264,9 @@ class Application:
             self.take(action.notification)
         elif isinstance(action, StatusChanged):
             self.confirmed[action.name] = (action.registered, self.world.loop.time())
-            self.world.watch.status_changed(self, action.name, action.registered)
+            self.world.tell(self.device, f"is {'registered' if action.registered else 'not registered'} for {action.name.decode()}")
         elif isinstance(action, RegistrationFailed):
-            self.world.watch.registration_failed(self, action)
+            self.world.tell(self.device, f"registration of {action.name.decode()} failed: {action.code}")
         elif isinstance(action, WriteState):
             self.state = action.state
         elif isinstance(action, ReissueRegistrations):
@@ -278,7 +276,7 @@ class Application:
             self.drop_connection()
         elif isinstance(action, Stopped):
             self.stopped = True
-            self.world.watch.client_stopped(self, action)
+            self.world.tell(self.device, f"stops: {action.error}")
 
     def _schedule(self) -> None:
         if self._timer is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Final
 
@@ -116,7 +116,3 @@ def draw(seed: int) -> Knobs:
         skew_s=chance.choice((0.0, 1.0, 50.0)),
         heartbeat_s=chance.choice((30.0, 600.0, 600.0)),
     )
-
-
-def knob_names() -> list[str]:
-    return [item.name for item in fields(Knobs)]

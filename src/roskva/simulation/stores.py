@@ -57,7 +57,6 @@ class Stores:
         self.logs: dict[Place, list[Record]] = {(topic, p): [] for topic in TOPICS for p in range(partitions)}
         self.next_offsets: dict[Place, int] = dict.fromkeys(self.logs, 0)
         self.once: dict[Place, set[bytes]] = {place: set() for place in self.logs}
-        self.commits: dict[tuple[str, str, int], Position] = {}
         self.incarnations: dict[tuple[str, str, int], PartitionRecord] = {
             **{("table", table, p): PartitionRecord(1, COMPLETE) for table in TABLES for p in range(partitions)},
             **{("feed", topic, p): PartitionRecord(1, COMPLETE) for topic in TOPICS for p in range(partitions)},
@@ -83,7 +82,6 @@ class Stores:
     def lose_everything(self) -> None:
         for kind, name, partition in self.incarnations:
             self.lose(kind, name, partition)
-        self.commits.clear()
 
     def heal(self) -> None:
         self.conditions = StoreConditions()
