@@ -96,7 +96,7 @@ class Delivery:
         self._reissue = reissue
         self._settled = settled
         self._spawn = spawn
-        self.unacknowledged: set[Session] = set()
+        self.unacknowledged: dict[Session, None] = {}
         self.outstanding_count = 0
         self._lag_s = 0.0  # how long the event loop lately took to come round to reading answers
         self._ack_cells: dict[ClientId, list[Cell]] = {}
@@ -208,7 +208,7 @@ class Delivery:
             self.outstanding_count -= 1
         entry = session.outstanding[name] = Outstanding(key, seqno, version)
         self.outstanding_count += 1
-        self.unacknowledged.add(session)
+        self.unacknowledged[session] = None
         return entry
 
     def _sent(self, session: Session, entry: Outstanding, now_s: float) -> None:
@@ -277,7 +277,7 @@ class Delivery:
         notifications: list[Notify] = []
         if not self._take_up(session, Waiting(told.object, told.seqno, version), self._clock(), notifications):
             session.more = True
-            self.unacknowledged.add(session)
+            self.unacknowledged[session] = None
         if notifications:
             self._counters.sent += len(notifications)
             self._speak(session, notify=notifications)
@@ -296,7 +296,7 @@ class Delivery:
             if not self._acknowledge_one(session, key, seqno, version, now_s) and session.more:
                 unmatched.append((key, seqno, version))
         if not session.outstanding and not session.more:
-            self.unacknowledged.discard(session)
+            self.unacknowledged.pop(session, None)
         if unmatched:
             self._spawn(self._acknowledge_stored(session, unmatched))
 
@@ -348,7 +348,7 @@ class Delivery:
         for waiting in list(row.waiting()):
             if not self._take_up(session, waiting, now_s, notifications):
                 session.more = True
-                self.unacknowledged.add(session)
+                self.unacknowledged[session] = None
                 break
         for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
             self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
@@ -411,4 +411,4 @@ class Delivery:
                 self.outstanding_count -= 1
                 entry.release()
         if not session.outstanding:
-            self.unacknowledged.discard(session)
+            self.unacknowledged.pop(session, None)

@@ -101,7 +101,7 @@ class Rounds:
     def _tell_settled(self, now_s: float) -> None:
         for session in list(self.registrar.unsettled_told):
             if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
-                self.registrar.unsettled_told.discard(session)
+                self.registrar.unsettled_told.pop(session, None)
                 self.registrar.speak(session)
 
     def _keep_alive(self, now_s: float) -> None:

@@ -97,7 +97,7 @@ class Registrar:
         self._orders = Orders()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop_task: asyncio.Task[None] | None = None
-        self.unsettled_told: set[Session] = set()
+        self.unsettled_told: dict[Session, None] = {}
         self._rereading: set[Session] = set()
         self._rounds = Rounds(self, settings, table, clock)
         self.handshakes = Handshakes(
@@ -277,8 +277,8 @@ class Registrar:
 
     def leave(self, session: Session) -> None:
         self.delivery.forget(session)
-        self.delivery.unacknowledged.discard(session)
-        self.unsettled_told.discard(session)
+        self.delivery.unacknowledged.pop(session, None)
+        self.unsettled_told.pop(session, None)
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
 
@@ -428,7 +428,7 @@ class Registrar:
             return
         unsettled = session.unsettled
         if unsettled and not session.told_unsettled:
-            self.unsettled_told.add(session)
+            self.unsettled_told[session] = None
         session.told_unsettled = unsettled
         session.sent_s = self._clock()
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)

@@ -7,13 +7,16 @@ belong to the process in whose context they were made (see processes.py), and so
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from roskva.simulation.network import Network
     from roskva.simulation.processes import Process
+
+_CANCELLED_KEPT: Final = 200  # timers; more than that, and more than half of all, are thrown out
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)  # the one whose code runs now
 
@@ -23,29 +26,57 @@ class DeadWorld(Exception):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
+    """asyncio's own loop asks a selector and compares timers in Python; a world is mostly timers, and half of its time went there."""
+
     network: Network
+    _ready: Any  # of BaseEventLoop: the handles to run in this turn
 
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
-        self._selector = self
-        self._clock_resolution = 1e-9
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap; of the same moment, the first asked for is the first
+        self._asked = 0
+        self._cancelled = 0
         self.steps = 0  # turns of the loop: how much work a run was
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return self._now_s
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """In the place of a selector's: there is nothing to wait for but time."""
-        self.steps += 1
-        if timeout is None:
-            raise DeadWorld("nothing is scheduled any more")
-        self._now_s += timeout
-        return []
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        self._asked += 1
+        heapq.heappush(self._timers, (when, self._asked, timer))
+        return timer
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+
+    def _run_once(self) -> None:
+        """One turn: whatever is ready; if nothing is, the clock moves to the next timer."""
+        self.steps += 1
+        ready, timers = self._ready, self._timers
+        if self._cancelled > _CANCELLED_KEPT and self._cancelled > len(timers) // 2:
+            timers[:] = [entry for entry in timers if not entry[2].cancelled()]
+            heapq.heapify(timers)
+            self._cancelled = 0
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._cancelled -= 1
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise DeadWorld("nothing is scheduled any more")
+            self._now_s = max(self._now_s, timers[0][0])
+        while timers and timers[0][0] <= self._now_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def _write_to_self(self) -> None:
         pass

@@ -187,14 +187,14 @@ class SimulatedDriver:
         # Not `gather`: if this driver dies, its workers go on.
         while running:
             done, rest = await asyncio.wait(running)
-            for one in done:
+            for one in (task for task in running if task in done):  # a set has no order that two runs share
                 if one.cancelled() or one.exception() is not None:
                     error = None if one.cancelled() else one.exception()
                     self.world.tell(self.name, f"a task failed: {error!r}")
                     self.world.task_failed(error)
                     self.kill()
                     raise asyncio.CancelledError  # the batch is not done
-            running = list(rest)
+            running = [task for task in running if task in rest]
 
     def _task(self, stream: Stream, ranges: list[Range], connected: Any) -> None:
         block(asyncio.sleep(self._chance.uniform(0.0, 0.02)))

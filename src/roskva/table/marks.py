@@ -79,6 +79,7 @@ class MarkReader:
         self._full_pass_s = full_pass_s
         self._full_at_s: dict[int, float] = {}  # when each partition was last read in full
         self._seen: dict[RowKey, set[bytes]] = {}  # the names seen in recent buckets
+        self._oldest = 0  # the bucket before which everything was forgotten
         self._counts: dict[RowKey, int] = {}  # of older ones only how many: names of an hour would fill the memory
 
     def plan(self, partitions: Iterable[int], now_s: float) -> MarkPlan:
@@ -136,6 +137,9 @@ class MarkReader:
 
     def _expire(self, now_s: float) -> None:
         oldest = _oldest_bucket(now_s, self._bucket_s, self._retention_s)
+        if oldest == self._oldest:
+            return
+        self._oldest = oldest
         for row in [row for row in (*self._seen, *self._counts) if bucket_of(row) < oldest]:
             self._seen.pop(row, None)
             self._counts.pop(row, None)
