@@ -26,6 +26,7 @@ from roskva.registrar.events import encode_registration
 from roskva.registrar.members import MEMBERS_ROW, Member, member_cell
 from roskva.table import open_table
 from roskva.table.interface import Mutation
+from roskva.table.marks import MarkReader
 
 Judge = Callable[[Propagation], int]
 
@@ -160,3 +161,14 @@ def name_in_partition(partition: int, partitions: int = 4, prefix: str = "o") ->
         for number in range(1_000)
         if partition_of(object_key("demo", 0, (name := f"{prefix}{number}").encode()), partitions) == partition
     )
+
+
+def marked(settings: Settings) -> set[str]:
+    """The clients that a new reader of the marks finds."""
+    reader, table = MarkReader(settings.mark_bucket_s, settings.mark_retention_s), open_table(settings)
+    found: set[str] = set()
+    for partition in range(settings.partitions):
+        for _ in range(2):  # the first finds the head
+            plan = reader.plan(partition, 0.0)
+            found.update(reader.take(plan, table.read(plan.rows)))
+    return found

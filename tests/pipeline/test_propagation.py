@@ -30,8 +30,8 @@ from roskva.registrar.cells import Created, Pending, client_row, created_cell, r
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.table import open_table
 from roskva.table.interface import Mutation, RowKey
-from roskva.table.marks import MARKS, MarkReader
-from tests.pipeline.standin import RegistrarStandIn, settings_for, sharing_ids, wait_until
+from roskva.table.marks import MARKS
+from tests.pipeline.standin import RegistrarStandIn, marked, settings_for, sharing_ids, wait_until
 
 KEY = object_key("demo", 0, b"thing")
 SEQNO = 1 << 32 | 1
@@ -69,12 +69,6 @@ def create(settings: Settings, client: str, pending: bool = False) -> None:
 def row_of(settings: Settings, client: str) -> ClientRow:
     key = client_row(ClientId(client), settings.partitions)
     return ClientRow(ClientId(client), open_table(settings).read([key])[key].values())
-
-
-def marked(settings: Settings) -> set[str]:
-    reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s)
-    plan = reader.plan(range(settings.partitions), time.time())
-    return set(reader.take(plan, open_table(settings).read(plan.rows)))
 
 
 def test_each_registrar_gets_one_call_with_what_it_owns(settings: Settings, links: Links, registrars: list[RegistrarStandIn]) -> None:

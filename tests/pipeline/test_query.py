@@ -23,8 +23,7 @@ from roskva.registrar.cells import Created, Pending, client_row, created_cell, r
 from roskva.registrar.row import ClientRow
 from roskva.table import open_table
 from roskva.table.interface import Mutation
-from roskva.table.marks import MarkReader
-from tests.pipeline.standin import RegistrarStandIn, name_in_partition, publish, register, settings_for, wait_until
+from tests.pipeline.standin import RegistrarStandIn, marked, name_in_partition, publish, register, settings_for, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,9 +91,7 @@ def test_an_unreachable_registrar_is_written_for_and_later_called_again(
     publish(settings, "held", 5)
     stored = lambda: [w.version for w in ClientRow(client, open_table(settings).read([row])[row].values()).waiting()]  # noqa: E731
     wait_until(lambda: stored() == [5], 20, "the blind write")
-    reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s)
-    plan = reader.plan(range(settings.partitions), time.time())
-    assert client in reader.take(plan, open_table(settings).read(plan.rows))
+    assert client in marked(settings)
     registrar.answering.set()
     wait_until(lambda: registrar.probes, 20, "a probe")
     calls = registrar.calls

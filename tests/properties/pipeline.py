@@ -19,6 +19,7 @@ from roskva.model import UNAVAILABLE, ClientId, ObjectKey, Propagation, Registra
 from roskva.registrar.cells import client_row
 from roskva.registrar.core import blind
 from roskva.registrar.events import decode_registration
+from roskva.registrar.row import ClientRow
 from roskva.table.interface import Cell, Mutation, Row, RowKey, wins
 from tests.properties.registrar import Call, RegistrarShell
 from tests.properties.service import ServiceCall, ServiceShell
@@ -174,7 +175,7 @@ class PipelineShell:
 
     def _blindly(self, told: Propagation) -> int:
         key = client_row(told.client, PARTITIONS)
-        decision = blind(told.client, self.table.read([key])[key], told)
+        decision = blind(ClientRow(told.client, self.table.read([key])[key].values()), told)
         if not decision.cells:
             return decision.verdict
         try:

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
 
-from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
 from roskva.feed.interface import REGISTRATIONS, UPDATES
 from roskva.model import ClientId
 from roskva.table.interface import Cell, Mutation, Row, RowKey, check_mutation, wins
-from roskva.table.marks import marks_for
+from roskva.table.marks import head_in, head_row, marks_for
 
 PARTITIONS: Final = 2
-MARK_BUCKET_S: Final = Settings().mark_bucket_s
 
 
 class Fault(Enum):
@@ -74,7 +72,8 @@ class ModelTable:
         """As a list for the model's Registrar, and as cells for the service's."""
         unique = len(self.marks).to_bytes(8, "big")
         self.marks += clients
-        for mutation in marks_for(clients, self._clock(), MARK_BUCKET_S, PARTITIONS, unique):
+        heads = {partition: head_in(self.rows.get(head_row(partition), {})) for partition in range(PARTITIONS)}
+        for mutation in marks_for(clients, heads, PARTITIONS, unique):
             self.rows.setdefault(mutation.row, {}).update({cell.name: cell for cell in mutation.cells})
 
     def _land(self, mutations: Sequence[Mutation]) -> None:

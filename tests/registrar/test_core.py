@@ -695,7 +695,7 @@ def cells_of(row: ClientRow) -> dict[bytes, Cell]:
 class TestBlindWrites:
     @given(rows_in_any_state, any_propagation)
     def test_they_are_what_the_registrar_would_write_for_a_client_that_is_offline(self, row: ClientRow, one: Propagation) -> None:
-        decision = core.blind(CLIENT, cells_of(row), one)
+        decision = core.blind(ClientRow(CLIENT, cells_of(row).values()), one)
         judgement = core.judge(row, one)
         if judgement.verdict is not None:
             assert (decision.cells, decision.verdict) == ([], judgement.verdict)
@@ -710,10 +710,10 @@ class TestBlindWrites:
     @given(rows_in_any_state, st.lists(any_propagation, max_size=5))
     def test_they_may_be_repeated_and_what_is_owed_is_never_lost(self, row: ClientRow, story: Sequence[Propagation]) -> None:
         for one in story:
-            first = core.blind(CLIENT, cells_of(row), one)
+            first = core.blind(ClientRow(CLIENT, cells_of(row).values()), one)
             row.apply(first.cells)
             if core.judge(row, one) == core.Judgement():
-                again = core.blind(CLIENT, cells_of(row), one)
+                again = core.blind(ClientRow(CLIENT, cells_of(row).values()), one)
                 assert again.cells == []
                 if one.outcome == OUTCOME_UPDATE:
                     logged = row.logged(HELLO, one.seqno)
@@ -722,5 +722,5 @@ class TestBlindWrites:
 
     def test_a_repair_found_by_its_marker_is_pending_for_the_owner(self) -> None:
         row = registered(FIRST)
-        row.apply(core.blind(CLIENT, cells_of(row), told(version=7, seqno=FIRST + 5)).cells)
+        row.apply(core.blind(ClientRow(CLIENT, cells_of(row).values()), told(version=7, seqno=FIRST + 5)).cells)
         assert row.pending() == [(HELLO, FIRST + 6, Pending(held=None, repair=True))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import msgspec
 
@@ -33,6 +32,7 @@ from roskva.protocol.messages import (
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.cells import client_row
 from roskva.registrar.core import blind
+from roskva.registrar.row import ClientRow
 from roskva.table.interface import Mutation
 from roskva.table.marks import marks_for
 from tests.registrar.place import HeldChannel, Place, acknowledging, told
@@ -161,8 +161,8 @@ async def test_a_blind_write_for_an_online_client_is_found_by_its_mark_and_sent(
     token = await place.start_client(channel)
     event = await place.register(channel, token, "hello")
     key = client_row(event.client, place.settings.partitions)
-    decision = blind(event.client, place.engine.read([key])[key], told(event, OUTCOME_UPDATE, 9))
-    place.engine.write(marks_for([event.client], time.time(), place.settings.mark_bucket_s, place.settings.partitions, b"task"))
+    decision = blind(ClientRow(event.client, place.engine.read([key])[key].values()), told(event, OUTCOME_UPDATE, 9))
+    place.engine.write(marks_for([event.client], dict.fromkeys(range(place.settings.partitions), 0), place.settings.partitions, b"task"))
     place.engine.write([Mutation(key, decision.cells)])
     message = await channel.until(lambda m: m.notify)
     assert message.notify[0].version == "9"
@@ -173,8 +173,8 @@ async def test_a_registration_that_a_task_settled_blindly_is_confirmed_to_its_cl
     token = await place.start_client(channel)
     event = await place.register(channel, token, "hello")
     key = client_row(event.client, place.settings.partitions)
-    decision = blind(event.client, place.engine.read([key])[key], told(event, OUTCOME_UNKNOWN))
-    place.engine.write(marks_for([event.client], time.time(), place.settings.mark_bucket_s, place.settings.partitions, b"task"))
+    decision = blind(ClientRow(event.client, place.engine.read([key])[key].values()), told(event, OUTCOME_UNKNOWN))
+    place.engine.write(marks_for([event.client], dict.fromkeys(range(place.settings.partitions), 0), place.settings.partitions, b"task"))
     place.engine.write([Mutation(key, decision.cells)])
     confirmed = await channel.until(lambda m: m.status)
     assert [(status.object, status.state) for status in confirmed.status] == [("hello", "registered")]

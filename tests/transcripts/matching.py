@@ -16,6 +16,7 @@ from roskva.model import UNAVAILABLE, Propagation, Registration, Update, name_of
 from roskva.registrar.cells import client_row
 from roskva.registrar.core import blind
 from roskva.registrar.events import decode_registration
+from roskva.registrar.row import ClientRow
 from roskva.table.interface import Mutation, Row, RowKey
 from tests.properties.pipeline import read_update
 from tests.properties.registrar import Call, RegistrarShell
@@ -173,7 +174,7 @@ class Matching:
 
     def _blindly(self, told: Propagation) -> int:
         key = client_row(told.client, PARTITIONS)
-        decision = blind(told.client, self.table.read([key])[key], told)
+        decision = blind(ClientRow(told.client, self.table.read([key])[key].values()), told)
         if not decision.cells:
             return decision.verdict
         try:

@@ -16,8 +16,9 @@ from roskva.model import ClientId, Propagation, client_partition
 from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.registrar.cells import client_row, packed
 from roskva.registrar.core import blind
-from roskva.table.interface import Cell, Mutation, Row, Table, wins
-from roskva.table.marks import marks_for
+from roskva.registrar.row import ClientRow
+from roskva.table.interface import Cell, Mutation, Row, RowKey, Table
+from roskva.table.marks import came_in_time, head_in, head_row, marks_for, partitions_of
 
 log = logging.getLogger(__name__)
 
@@ -67,18 +68,28 @@ def _write_partition(
 
 def _judge(client: ClientId, stored: Row, told: Sequence[tuple[int, Propagation]], verdicts: dict[int, int]) -> list[list[Cell]]:
     """Each propagation is judged by the row as those before it will leave it: two reissues must not take one seqno."""
-    row = dict(stored)
+    row = ClientRow(client, stored.values())
     cells: list[list[Cell]] = []
     for index, propagation in told:
-        decision = blind(client, row, propagation)
+        decision = blind(row, propagation)
         verdicts[index] = decision.verdict
         if decision.cells:
             cells.append(decision.cells)
-        for cell in decision.cells:
-            if cell.name not in row or wins(cell, row[cell.name]):
-                row[cell.name] = cell
+            row.apply(decision.cells)
     return cells
 
 
 def _mark(table: Table, settings: Settings, clients: Sequence[ClientId], around: Surroundings) -> None:
-    table.write(marks_for(clients, around.wall_clock(), settings.mark_bucket_s, settings.partitions, around.unique(12)))
+    """Marks that come hours late, from a process that was stopped meanwhile, lie where nobody looks: then they are written again."""
+    rows = [head_row(partition) for partition in partitions_of(clients, settings.partitions)]
+    heads = _heads(table, rows)
+    while True:
+        table.write(marks_for(clients, heads, settings.partitions, around.unique(12)))
+        before, heads = heads, _heads(table, rows)
+        if came_in_time(before, heads):
+            return
+
+
+def _heads(table: Table, rows: Sequence[RowKey]) -> dict[int, int]:
+    found = table.read(rows)
+    return {row.partition: head_in(found[row]) for row in rows}

@@ -58,7 +58,7 @@ from roskva.registrar.cells import (
 )
 from roskva.registrar.cells import REGISTERED as REGISTERED_CELL
 from roskva.registrar.row import ClientRow, Standing
-from roskva.table.interface import Cell, Row
+from roskva.table.interface import Cell
 
 _OPERATIONS_PER_WRITE: Final = 400  # two cells each and one for the seqno: below the 1,000 cells that one write takes
 _NUMBERS_KEPT_MAX: Final = 10_000  # of one session, in memory
@@ -418,9 +418,8 @@ class BlindDecision:
     verdict: int
 
 
-def blind(client: ClientId, cells: Row, told: Propagation) -> BlindDecision:
+def blind(row: ClientRow, told: Propagation) -> BlindDecision:
     """The same judgement and the same writes, for a client that counts as offline. The owner finds the mark and goes on from there."""
-    row = ClientRow(client, cells.values())
     judgement = judge(row, told)
     if judgement.verdict is not None:
         return BlindDecision([], judgement.verdict)

@@ -17,7 +17,7 @@ from roskva.errors import Unavailable
 from roskva.model import ClientId, ObjectKey, Registration
 from roskva.registrar.row import ClientRow
 from roskva.table.lanes import TableLanes
-from roskva.table.marks import MarkReader, expired_rows, marks_for
+from roskva.table.marks import MarkReader, head_in, head_row, marks_for, partitions_of
 
 log = logging.getLogger(__name__)
 
@@ -41,28 +41,34 @@ class _Unfinished:
 
 
 class Recovery:
-    def __init__(
-        self, settings: Settings, table: TableLanes, member: str, clock: Callable[[], float], wall_clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, settings: Settings, table: TableLanes, member: str, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._table = table
         self._clock = clock
-        self._wall_clock = wall_clock
         self._count = 0
         self._own = member.encode() + b"."
         self._owned: frozenset[int] = frozenset()
         self._reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s, own=self._own)
-        self._expired_s = wall_clock() - 2 * settings.mark_retention_s
         self._unfinished: dict[ClientId, _Unfinished] = {}
 
     # Marks.
 
     async def mark(self, clients: Iterable[ClientId]) -> None:
         """Durably note that these clients' rows are about to hold something unfinished."""
-        settings = self._settings
+        clients = list(clients)
+        if not clients:
+            return
         self._count += 1
         unique = self._own + self._count.to_bytes(8, "big")
-        await self._table.write(marks_for(clients, self._wall_clock(), settings.mark_bucket_s, settings.partitions, unique))
+        heads = await self._heads(partitions_of(clients, self._settings.partitions))
+        await self._table.write(marks_for(clients, heads, self._settings.partitions, unique))
+
+    async def _heads(self, partitions: Iterable[int]) -> dict[int, int]:
+        """As this process saw them in its last round, or else from the table."""
+        known = {partition: self._reader.head(partition) for partition in partitions}
+        unknown = [head_row(partition) for partition, head in known.items() if head is None]
+        rows = await self._table.read(unknown)
+        return {partition: head_in(rows[head_row(partition)]) if head is None else head for partition, head in known.items()}
 
     def reread(self, owned: frozenset[int]) -> None:
         """Ownership changed: look again at every mark of the partitions that are ours now."""
@@ -72,8 +78,15 @@ class Recovery:
 
     async def newly_marked(self) -> list[ClientId]:
         """Clients of ours that others marked since the last look. A partition that cannot be read hides nobody else's marks."""
-        now_s = self._wall_clock()
-        plans = [self._reader.plan([partition], now_s) for partition in sorted(self._owned)]
+        unknown = [partition for partition in sorted(self._owned) if self._reader.unknown(partition)]
+        await self._read_marks(unknown)
+        clients = await self._read_marks(sorted(self._owned))
+        due = self._reader.to_raise(self._clock())
+        await self._table.write([mutation for mutation in due if mutation.row.partition in self._owned])
+        return clients
+
+    async def _read_marks(self, partitions: Iterable[int]) -> list[ClientId]:
+        plans = [self._reader.plan(partition, self._clock()) for partition in partitions]
         reads = await asyncio.gather(*(self._table.read(plan.rows) for plan in plans), return_exceptions=True)
         clients: dict[ClientId, None] = {}
         for plan, read in zip(plans, reads, strict=True):
@@ -94,11 +107,10 @@ class Recovery:
         for client in aged:
             if client in self._unfinished:
                 self._unfinished[client].marked_s = now_s
-        wall_s = self._wall_clock()
-        rows = expired_rows(sorted(self._owned), self._expired_s, wall_s, settings.mark_bucket_s, settings.mark_retention_s)
+        rows = [row for row in self._reader.expired() if row.partition in self._owned]
         if rows:
             await asyncio.to_thread(self._table.table.delete_rows, rows)
-        self._expired_s = wall_s
+            self._reader.deleted(rows)
 
     # Registrations on their way.
 

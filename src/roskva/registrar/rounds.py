@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TICK_S: Final = 0.25
+TICK_S: Final = 0.25
 _ROWS_AT_A_TIME: Final = 500
-_OTHERS_HEARD_S: Final = 3.0  # by then every gateway and the pipeline have seen a change of members
+_OTHERS_HEARD_BEATS: Final = 3  # by then every gateway and the pipeline have seen a change of members
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 
 
 class Rounds:
-    def __init__(self, registrar: Registrar, settings: Settings, table: TableLanes, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, registrar: Registrar, settings: Settings, table: TableLanes, clock: Callable[[], float], tick_s: float = TICK_S
+    ) -> None:
         self.registrar = registrar
         self._settings = settings
         self._table = table
         self._clock = clock
+        self._tick_s = tick_s
         self.incarnations: dict[int, int] = {}  # of the partitions that were looked at here, or by an admission
         self._next_second_s = clock()
         self._marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
@@ -46,13 +49,14 @@ class Rounds:
 
     def members_changed(self, settling_until_s: float) -> None:
         """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
-        self._look_at_all_s = [self._clock() + _OTHERS_HEARD_S, settling_until_s + _OTHERS_HEARD_S]
+        others_heard_s = _OTHERS_HEARD_BEATS * self._settings.member_heartbeat_s
+        self._look_at_all_s = [self._clock() + others_heard_s, settling_until_s + others_heard_s]
         self._next_second_s = self._clock()
 
     async def run(self) -> None:
         next_scan_s = next_marks_s = self._clock()
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(self._tick_s)
             try:
                 now_s = self._clock()
                 for session in self.registrar.delivery.resend_due():

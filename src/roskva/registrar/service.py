@@ -41,7 +41,7 @@ from roskva.registrar.events import encode_registration
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
 from roskva.registrar.recovery import Recovery
-from roskva.registrar.rounds import Rounds
+from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
@@ -81,6 +81,7 @@ class Registrar:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         unguessable: Callable[[int], str] = secrets.token_urlsafe,
+        tick_s: float = TICK_S,
     ) -> None:
         self._settings = settings
         self._table = table
@@ -99,7 +100,7 @@ class Registrar:
         self._loop_task: asyncio.Task[None] | None = None
         self.unsettled_told: dict[Session, None] = {}
         self._rereading: set[Session] = set()
-        self._rounds = Rounds(self, settings, table, clock)
+        self._rounds = Rounds(self, settings, table, clock, tick_s)
         self.handshakes = Handshakes(
             settings,
             table,
@@ -114,7 +115,7 @@ class Registrar:
             self._time_ms,
             unguessable,
         )
-        self.recovery = Recovery(settings, table, member, clock, wall_clock)
+        self.recovery = Recovery(settings, table, member, clock)
         self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self._settling, self.recovery.mark)
         self.delivery = Delivery(
             settings,

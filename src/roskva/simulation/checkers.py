@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roskva.simulation.world import World
 
 _LONG_HEARTBEAT_S: Final = 60.0
+_UNDER_WAY_S: Final = 30.0  # no message and no stopped process is late by more
 
 
 class Broken(AssertionError):
@@ -48,6 +49,8 @@ class LatestLearned(Checker):
     def reason(self, world: World) -> str | None:
         for application in world.applications:
             for name in application.wishes if application.running else ():
+                if name in world.unrepaired and application is not world.newcomers.newcomer:
+                    continue
                 missing = application.missing(name)
                 if missing:
                     known = application.store.get(name, -1)
@@ -115,7 +118,14 @@ class SourceLeftOut(Checker):
 
 
 class UnregisteredSilence(Checker):
-    """Whoever is not registered hears nothing."""
+    """Whoever is not registered hears nothing: its application never, its client only until the server has heard of it."""
+
+    def told(self, application: Application, name: bytes) -> None:
+        """A message names this object."""
+        registered, since_s = application.confirmed.get(name, (True, 0.0))
+        silence_s = application.world.loop.time() - since_s
+        if name not in application.wishes and not registered and silence_s > _UNDER_WAY_S and not application.cloned:
+            raise self.broken(f"{application.device} gets a message about {name.decode()}, unregistered {silence_s:.0f} s ago")
 
     def notified(self, application: Application, notification: Notification) -> None:
         if notification.name not in application.wishes:
@@ -153,6 +163,8 @@ class SummariesAgree(Checker):
         if any(not self._comes_again(world, application, waiting) for waiting in row.waiting()):
             return f"{application.device} has not acknowledged everything"
         for key in wanted:
+            if name_of(key) in world.unrepaired:
+                continue
             copies = {copy.client for copy in read_copies(world.stores.look([object_row(key, partitions)])[object_row(key, partitions)])}
             if client not in copies:
                 return f"the Matcher does not know that {application.device} is registered for {key!r}"
@@ -200,14 +212,25 @@ class QueuesBounded(Checker):
 
 
 class NoStorm(Checker):
-    """When all is at rest, nobody says more than heartbeats and keepalives need."""
+    """When all is at rest, nobody says more than heartbeats and keepalives need; and what happens then costs a few messages or records."""
 
-    def check(self, world: World, seconds: float, messages: int) -> None:
+    def at_rest(self, world: World, seconds: float, messages: int) -> None:
+        if messages > self._idle(world, seconds):
+            raise self.broken(f"{messages} messages in {seconds:g} s of rest, for {len(world.applications)} clients")
+
+    def after_updates(self, world: World, seconds: float, messages: int, listeners: int) -> None:
+        """`listeners`: who is to hear of an update, each counted for each."""
+        if messages > self._idle(world, seconds) + 4 * listeners + 10:
+            raise self.broken(f"{messages} messages in {seconds:g} s, for updates of which {listeners} were to hear")
+
+    def after_registrations(self, operations: int, records: int) -> None:
+        if records > 2 * operations + 10:
+            raise self.broken(f"{operations} registrations became {records} records")
+
+    def _idle(self, world: World, seconds: float) -> float:
         demo = world.settings.applications["demo"]
         clients = sum(application.running for application in world.applications)
-        per_client = 2 * seconds / demo.keepalive_s + 2 * seconds / demo.heartbeat_s + 6
-        if messages > clients * per_client + 10:
-            raise self.broken(f"{messages} messages in {seconds:g} s of rest, for {clients} clients")
+        return clients * (2 * seconds / demo.keepalive_s + 2 * seconds / demo.heartbeat_s + 4) + 10
 
 
 class Watch:

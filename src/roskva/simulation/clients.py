@@ -24,6 +24,7 @@ from roskva.client.actions import (
 )
 from roskva.client.core import ClientCore
 from roskva.client.limits import connect_pause_s
+from roskva.model import name_from_text
 from roskva.protocol.messages import decode_server, encode
 from roskva.simulation.processes import Process
 
@@ -192,7 +193,10 @@ class Application:
 
     def received(self, data: bytes) -> None:
         if self.running and not self.stopped:
-            self.carry_out(self.core.received(self.now_s(), decode_server(data)))
+            message = decode_server(data)
+            for told in message.notify:
+                self.world.silence.told(self, name_from_text(told.object))
+            self.carry_out(self.core.received(self.now_s(), message))
 
     # What the application does.
 
@@ -229,7 +233,7 @@ class Application:
         key = (notification.name, notification.version is None)
         waiting = key in self.queue
         self.queue[key] = notification
-        if self.prompt:
+        if self.prompt or not self.world.faulty:
             self.deal_with(key)
         elif not waiting:
             self._later(self.chance.expovariate(1.0), lambda: self.deal_with(key))

@@ -11,6 +11,7 @@ from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Router
 from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, MemberView
+from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
 from roskva.simulation.processes import Process
 from roskva.simulation.stores import FeedFront, TableFront
@@ -85,6 +86,7 @@ class SimulatedGateway:
             epoch_of=epoch_of,
             clock=process.clock,
             wall_clock=process.wall_clock,
+            tick_s=TICK_S * world.knobs.pace,
             unguessable=lambda size: base64.urlsafe_b64encode(chance.randbytes(size)).decode().rstrip("="),
         )
         self.links = Links(world.internal_key, self.member_id, lambda identity: self.membership.suspect(identity), random=chance.random)

@@ -31,9 +31,13 @@ FAULTS: Final = (
     "set clock",
     "row forgets",
     "lose registrar partition",
+    "lose matcher partition",
+    "lose feed partition",
     "lose everything",
 )
-LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose everything"})
+LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose matcher partition", "lose feed partition", "lose everything"})
+_SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.5}
+_DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class Knobs:
     fault_pause_s: float  # between two faults, on average
     faults: frozenset[str]
     loss: float  # of messages, while the network is lossy
+    jitter_s: float  # of clients' messages, until the faults stop: they overtake each other all the time
+    away_s: float  # clients that die come back after as long as this, at most; 0: after seconds
+    pace: float  # by which the intervals of the service are longer: a world of days would be nothing but ticks
     fan_out_above: int
     records_per_batch_max: int
     operations_per_message_max: int
@@ -76,25 +83,35 @@ class Knobs:
 
 def draw(seed: int) -> Knobs:
     chance = Random(f"knobs {seed}")
-    size = chance.choices(("tiny", "small", "middling", "wide"), (6, 10, 4, 1))[0]
-    objects = {"tiny": 1, "small": chance.randint(1, 5), "middling": chance.randint(3, 20), "wide": chance.randint(257, 320)}[size]
-    applications = {"tiny": chance.randint(1, 2), "small": chance.randint(1, 5), "middling": chance.randint(4, 14), "wide": 1}[size]
+    size = chance.choices(tuple(_SIZES), tuple(_SIZES.values()))[0]
+    large = size in ("wide", "vast")
+    objects = {
+        "tiny": 1,
+        "small": chance.randint(1, 5),
+        "middling": chance.randint(3, 20),
+        "wide": chance.randint(257, 320),
+        "vast": int(10 ** chance.uniform(3, 5)),
+    }[size]
+    applications = 1 if large else {"tiny": chance.randint(1, 2), "small": chance.randint(1, 5), "middling": chance.randint(4, 14)}[size]
     calm = chance.random() < 0.06
     enabled = frozenset() if calm else frozenset(fault for fault in FAULTS if chance.random() < chance.choice((0.1, 0.4, 0.7)))
     if chance.random() < 0.7:
         enabled -= LOSSES
-    records_per_batch_max = chance.choice((20, 20_000) if size == "wide" else (1, 5, 20_000))
+    records_per_batch_max = 20_000 if size == "vast" else chance.choice((20, 20_000) if large else (1, 5, 20_000))
     pauses_s = (0.2, 1.0) if records_per_batch_max == 1 else (0.02, 0.2, 1.0)  # what comes faster than it goes never comes to rest
     pause_s = chance.choice(pauses_s)
     acts = chance.choice((20, 60, 200))
+    away_s = 0.0 if large or chance.random() < 0.995 else chance.uniform(0.5, 3.0) * _DAY_S
+    if away_s:
+        pause_s = away_s / acts
     return Knobs(
         seed=seed,
         gateways=chance.choice((1, 1, 2, 2, 3)),
         partitions=chance.choice((1, 2, 4)),
         applications=applications,
         objects=objects,
-        registrations=objects if size == "wide" else chance.randint(1, objects),
-        busy_s=min(60.0, max(4.0, acts * pause_s)),
+        registrations=objects if large else chance.randint(1, objects),
+        busy_s=max(4.0, acts * pause_s) if away_s else min(60.0, max(4.0, acts * pause_s)),
         pause_s=pause_s,
         publishes=chance.uniform(0.2, 0.9),
         hot=chance.choice((0.0, 0.5, 0.95)),
@@ -105,12 +122,15 @@ def draw(seed: int) -> Knobs:
         resting=chance.choice((0.0, 0.5, 1.0)),
         fetch=chance.choice((0.0, 0.5)),
         slow_applications=chance.choice((0.0, 0.5)),
-        fault_pause_s=chance.choice((0.3, 2.0, 6.0)),
+        fault_pause_s=away_s / 50 or chance.choice((0.3, 2.0, 6.0)),
         faults=enabled,
         loss=chance.uniform(0.02, 0.3),
+        jitter_s=0.0 if calm else chance.choice((0.0, 0.0, 0.1, 1.0)),
+        away_s=away_s,
+        pace=30.0 if away_s else 1.0,
         fan_out_above=chance.choice((1, 3, 1_000)),
         records_per_batch_max=records_per_batch_max,
-        operations_per_message_max=chance.choice((30, 1_000) if size == "wide" else (1, 10, 1_000, 1_000)),
+        operations_per_message_max=1_000 if size == "vast" else chance.choice((30, 1_000) if large else (1, 10, 1_000, 1_000)),
         settling_s=chance.choice((0.0, 2.0, 10.0)),
         ack_wait_ms=chance.choice((0.0, 50.0, 50.0)),
         skew_s=chance.choice((0.0, 1.0, 50.0)),

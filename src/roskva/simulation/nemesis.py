@@ -49,6 +49,8 @@ class Nemesis:
             "set clock": self._set_clock,
             "row forgets": self._row_forgets,
             "lose registrar partition": self._lose_registrar_partition,
+            "lose matcher partition": self._lose_matcher_partition,
+            "lose feed partition": self._lose_feed_partition,
             "lose everything": self._lose_everything,
         }
 
@@ -104,8 +106,7 @@ class Nemesis:
         self.world.kill_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0, 8.0)))
 
     def _stop_gateway(self) -> None:
-        slot = self._chance.randrange(self.world.knobs.gateways)
-        self.world.stop_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0, 8.0)))
+        self.world.stop_gateway(self._chance.randrange(self.world.knobs.gateways))
 
     def _pause_gateway(self) -> None:
         gateway = self.world.gateways.get(self._chance.randrange(self.world.knobs.gateways))
@@ -129,7 +130,8 @@ class Nemesis:
 
     def _some_client(self, keep: bool) -> None:
         application = self._chance.choice(self.world.applications)
-        self.world.kill_client(application, keep, restart_after_s=self._chance.choice((0.01, 0.5, 5.0)))
+        away_s = self.world.knobs.away_s
+        self.world.kill_client(application, keep, self._chance.uniform(0, away_s) if away_s else self._chance.choice((0.01, 0.5, 5.0)))
 
     def _drop_connection(self) -> None:
         application = self._chance.choice(self.world.applications)
@@ -170,7 +172,9 @@ class Nemesis:
         self.world.stores.conditions = replace(self.world.stores.conditions, **changes)
 
     def _row_forgets(self) -> None:
-        """A client's row loses a settled registration, or goes back to an earlier one: the Matcher's copy is ahead of it then."""
+        """Somebody puts back what a client's row was before its last registration settled, while no gateway runs: the Matcher is ahead."""
+        for slot in range(self.world.knobs.gateways):
+            self.world.kill_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0)))
         rows = self.world.stores.rows
         regs = [
             (key, name)
@@ -187,6 +191,18 @@ class Nemesis:
 
     def _lose_registrar_partition(self) -> None:
         self.world.stores.lose("table", "registrar", self._chance.randrange(self.world.stores.partitions))
+
+    def _lose_matcher_partition(self) -> None:
+        partition = self._chance.randrange(self.world.stores.partitions)
+        self.world.stores.lose("table", "matcher", partition)
+        self.world.unrepaired |= {name for name in self.world.names if self.world.partition_of(name) == partition}
+
+    def _lose_feed_partition(self) -> None:
+        """Of registrations: what is pending is appended again. Of updates: what was not matched yet is gone."""
+        topic, partition = self._chance.choice(("updates", "registrations")), self._chance.randrange(self.world.stores.partitions)
+        self.world.stores.lose("feed", topic, partition)
+        if topic == "updates":
+            self.world.unrepaired |= {name for name in self.world.names if self.world.partition_of(name) == partition}
 
     def _lose_everything(self) -> None:
         self.world.lose_everything()

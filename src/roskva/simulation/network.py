@@ -28,6 +28,7 @@ class Conditions:
 
     delay_min_s: float = 0.0005
     delay_max_s: float = 0.002
+    jitter_s: float = 0.0  # of messages, but not of streams
     late: float = 0.0  # the part of messages that take much longer
     late_max_s: float = 5.0
     loss: float = 0.0
@@ -35,11 +36,11 @@ class Conditions:
 
 
 class Network:
-    def __init__(self, loop: VirtualLoop, chance: Random) -> None:
+    def __init__(self, loop: VirtualLoop, chance: Random, jitter_s: float = 0.0) -> None:
         loop.network = self
         self.loop = loop
-        self.conditions = Conditions()
-        self.counts = {"sent": 0, "lost": 0, "repeated": 0, "cut": 0, "clogged": 0, "broken": 0}
+        self.conditions = Conditions(jitter_s=jitter_s)
+        self.counts = {"sent": 0, "requested": 0, "lost": 0, "repeated": 0, "cut": 0, "clogged": 0, "broken": 0}
         self._chance = chance
         self._cuts: set[frozenset[str]] = set()
         self._clogged: dict[tuple[str, str], list[tuple[Process, Callable[[], None]]]] = {}
@@ -80,11 +81,11 @@ class Network:
 
     # Messages.
 
-    def post(self, source: Process, target: Process, deliver: Callable[[], None]) -> None:
+    def post(self, source: Process, target: Process, deliver: Callable[[], None], kind: str = "sent") -> None:
         """Carry one message, if fate will: `deliver` is called in the target's process."""
         if not source.alive:
             return
-        self.counts["sent"] += 1
+        self.counts[kind] += 1
         chance, conditions = self._chance, self.conditions
         if self.is_cut(source, target):
             self.counts["cut"] += 1
@@ -103,6 +104,8 @@ class Network:
             self._arrive_later(target, deliver)
 
     def _arrive_later(self, target: Process, deliver: Callable[[], None], more_s: float = 0.0) -> None:
+        if self.conditions.jitter_s:
+            more_s += self._chance.uniform(0, self.conditions.jitter_s)
         self.loop.call_later(self.delay_s() + more_s, self._arrive, target, deliver, context=target.context.copy())
 
     def _arrive(self, target: Process, deliver: Callable[[], None]) -> None:
@@ -130,9 +133,9 @@ class Network:
 
         async def serve() -> None:
             result = await work()
-            self.post(target, source, lambda: come_back(result))
+            self.post(target, source, lambda: come_back(result), "requested")
 
-        self.post(source, target, lambda: None if not target.alive else _forget(target.spawn(serve())))
+        self.post(source, target, lambda: None if not target.alive else _forget(target.spawn(serve())), "requested")
         async with asyncio.timeout(timeout_s):
             return await answer
 

@@ -58,7 +58,6 @@ class Workers:
         chance = world.chance_for(f"workers of {process.name}, {slot}")  # no two of them give marks the same name
         self.around = Surroundings(
             clock=process.clock,
-            wall_clock=process.wall_clock,
             sleep=lambda seconds: block(asyncio.sleep(seconds)),
             spawn=lambda name, work: block(_spawned(process, work)),
             unique=chance.randbytes,
@@ -171,7 +170,7 @@ class SimulatedDriver:
                 return end
             self.world.stores.appended.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(self.world.knobs.pace):
                     await self.world.stores.appended.wait()
 
     async def _run_batch(self, stream: Stream, start: dict[Place, Position], end: dict[Place, Position]) -> None:

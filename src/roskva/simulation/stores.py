@@ -165,6 +165,10 @@ class Stores:
         self.appended.set()
         return list(range(first, first + len(entries)))
 
+    def appended_to(self, topic: str) -> int:
+        """How many records it ever got, in its present incarnations."""
+        return sum(self.next_offsets[topic, p] for p in range(self.partitions))
+
     def read_log(self, topic: str, partition: int, start: int, end: int) -> list[Record]:
         return [record for record in self.logs[topic, partition] if start <= record.offset < end]
 

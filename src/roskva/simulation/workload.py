@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from roskva.simulation.clients import Application
 
 if TYPE_CHECKING:
     from roskva.simulation.world import World
+
+_UPDATES_AT_REST: Final = 3
 
 
 class Workload:
@@ -68,6 +70,14 @@ class Workload:
         application.register(name, fetch=chance.random() < knobs.fetch)
         if chance.random() < knobs.flapping:
             application.unregister(name)
+
+    def one_more_update(self) -> int:
+        """Of a few objects. Answers how many clients are to hear of one, each counted for each."""
+        world = self.world
+        names = self._chance.sample(world.names, min(_UPDATES_AT_REST, len(world.names)))
+        for name in names:
+            world.backend.change(name)
+        return sum(name in application.wishes for application in world.applications if application.running for name in names)
 
     def newcomer(self) -> Application:
         """Somebody who registers for everything when all is over."""
