@@ -119,7 +119,7 @@ class Settings:
     ack_wait_ms: float = setting(50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0)
     scan_s: float = setting(60.0, "How often the rows of online clients with unfinished work are read again.")
     mark_poll_s: float = setting(1.0, "How often a gateway looks for work that others left for its clients.")
-    mark_bucket_s: float = setting(60.0, "Marks of unfinished work are kept in rows of so many seconds.")
+    mark_bucket_s: float = setting(60.0, "Marks of unfinished work are kept in buckets; a new one is begun so often.")
     mark_retention_s: float = setting(3_600.0, "How long marks are kept; what is unfinished longer is marked again.")
     rows_cached_max: int = setting(50_000, "Client rows kept in a gateway's memory.")
     row_idle_s: float = setting(60.0, "A client row is dropped from memory after so long without use.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from roskva.config import Settings
@@ -147,3 +148,12 @@ def acknowledging(place: Place, channel: HeldChannel, token: str) -> None:
 
 def told(event: Registration, outcome: int, version: int = 0) -> Propagation:
     return Propagation(event.client, event.object, event.seqno, outcome, version)
+
+
+@asynccontextmanager
+async def serving(place: Place) -> AsyncIterator[Place]:
+    await place.registrar.start()
+    try:
+        yield place
+    finally:
+        await place.close()

@@ -18,7 +18,7 @@ from roskva.protocol.messages import Ack, ClientMessage, Init, Register, Unregis
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.cells import CREATED, client_row
 from roskva.table.interface import Cell, Mutation
-from tests.registrar.place import HeldChannel, Place, acknowledging, told
+from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
 
 
 async def registered(place: Place) -> tuple[HeldChannel, str, Registration]:
@@ -364,3 +364,38 @@ async def test_an_unregistration_whose_write_failed_but_landed_ends_the_resends(
         while session.outstanding:
             await asyncio.sleep(0.05)
     assert next(failures, None) is None
+
+
+async def test_of_two_processes_with_one_state_one_is_told_whoever_granted_their_sessions(settings: Settings) -> None:
+    """Trap 37: two Registrars take themselves for the owner, and grant the same number to two copies of one state at the same moment."""
+    async with serving(Place(settings, "m1")) as one, serving(Place(settings, "m2")) as two, serving(Place(settings, "m3")) as later:
+        prior = await one.start_client(HeldChannel())
+        both_have_read = asyncio.Barrier(2)
+        granting = [_granted_behind(place, both_have_read, prior) for place in (one, two)]
+        tokens = await asyncio.gather(*granting)
+        claims = [one.claims(token) for token in tokens]
+        assert claims[0].client == claims[1].client
+        assert claims[0].session == claims[1].session
+        channels = HeldChannel(), HeldChannel()
+        for token, channel in zip(tokens, channels, strict=True):
+            later.say(channel, ClientMessage(token=token))
+            await channel.until(lambda m: m.start_anew or m.summary)
+            later.registrar.closed(channel)  # nothing but the row remembers who spoke
+        refused = [m.start_anew for channel in channels for m in channel.received if m.start_anew]
+        assert [(start.code, start.keep) for start in refused] == [("session-superseded", True)]
+
+
+async def _granted_behind(place: Place, barrier: asyncio.Barrier, prior: str) -> str:
+    write = place.table_lanes.write
+
+    async def held_back(mutations: Sequence[Mutation]) -> None:
+        await barrier.wait()
+        await write(mutations)
+
+    place.table_lanes.write = held_back  # type: ignore[method-assign]
+    channel = HeldChannel()
+    place.say(channel, ClientMessage(init=Init(nonce="n", application="demo", device="d1", prior=prior)))
+    message = await channel.until(lambda m: m.grant)
+    place.table_lanes.write = write  # type: ignore[method-assign]
+    assert message.grant is not None
+    return message.grant.token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from roskva.model import OUTCOME_COVERED, OUTCOME_UNREGISTERED, OUTCOME_UPDATE, 
 from roskva.protocol.messages import Ack, ClientMessage, Register, Unregister
 from roskva.registrar.cells import SEEN
 from roskva.table.interface import Mutation
-from tests.registrar.place import Clock, HeldChannel, Place, acknowledging, told
+from tests.registrar.place import Clock, HeldChannel, Place, acknowledging, serving, told
 
 DAY_S = 86_400
 FIRST_DAY = 20_000
@@ -41,15 +41,6 @@ async def a_round(place: Place) -> None:
     place.registrar.delivery.resend_due = counting  # type: ignore[method-assign]
     await until(lambda: begun == 2)
     place.registrar.delivery.resend_due = resend_due  # type: ignore[method-assign]
-
-
-@asynccontextmanager
-async def serving(place: Place) -> AsyncIterator[Place]:
-    await place.registrar.start()
-    try:
-        yield place
-    finally:
-        await place.close()
 
 
 @pytest.fixture

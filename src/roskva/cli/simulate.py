@@ -47,8 +47,16 @@ def _many(arguments: argparse.Namespace) -> int:
     _report(total, arguments.json, bar.elapsed_s())
     for failure in total.failures:
         print(f"seed {failure.seed} failed: {failure.why}", file=sys.stderr)
+        print(f"  {_knobs_in_a_line(failure.seed)}", file=sys.stderr)
         print(f"  look: roskva simulate --seed {failure.seed} --trace     shrink: --seed {failure.seed} --minimize", file=sys.stderr)
     return 1 if total.failures else 0
+
+
+def _knobs_in_a_line(seed: int) -> str:
+    from roskva.simulation.knobs import draw
+
+    knobs = draw(seed).described()
+    return ", ".join(f"{name}: {' + '.join(value) if isinstance(value, list) else value}" for name, value in knobs.items())
 
 
 def _report(total: Summary, as_json: bool, elapsed_s: float) -> None:

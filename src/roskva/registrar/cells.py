@@ -76,8 +76,9 @@ def created_cell(created: Created) -> Cell:
     return Cell(CREATED, 0, msgspec.msgpack.encode(created))
 
 
-def seqno_cell(seqno: int) -> Cell:
-    return Cell(SEQNO, seqno, b"")
+def seqno_cell(seqno: int, mark: bytes = b"") -> Cell:
+    """`mark` is that of the session: of two that two owners granted under one number, the table keeps one."""
+    return Cell(SEQNO, seqno, mark)
 
 
 def seen_cell(day: int) -> Cell:

@@ -123,10 +123,10 @@ def may_keep_id(row: ClientRow, prior: Claims, created: Created, data_center: st
     )
 
 
-def grant(row: ClientRow, created: Created, day: int) -> Granted:
-    """The next session of a client, new or known, in one write."""
+def grant(row: ClientRow, created: Created, day: int, mark: bytes = b"") -> Granted:
+    """The next session of a client, new or known, in one write. Another owner may grant one of the same number: `mark` tells them apart."""
     session = session_of(row.seqno) + 1
-    cells = [seqno_cell(seqno_of(session, 0)), seen_cell(day)]
+    cells = [seqno_cell(seqno_of(session, 0), mark), seen_cell(day)]
     if row.created is None:
         cells.append(created_cell(created))
     return Granted(row.client, session, cells)
@@ -140,15 +140,18 @@ class Admission:
     GONE: Final = "token-invalid"
 
 
-def admit(row: ClientRow, session: int, active: int | None) -> str:
-    """Whether a session may speak. `active` is the session that spoke last, as far as this Registrar remembers.
+def admit(row: ClientRow, session: int, active: int | None, mark: bytes = b"") -> str:
+    """Whether a session may speak. `active` is the session that spoke last, as far as this Registrar remembers; `mark` is the session's.
 
-    A session above the granted one proves that the table was rolled back: the client is lost here and starts anew.
+    A session above the granted one proves that the table was rolled back: the client is lost here and starts anew. Of two that were granted
+    under one number, the one whose mark the table kept may speak.
     """
     granted = session_of(row.seqno)
     if row.created is None or session > granted:
         return Admission.GONE
-    if session in (active, granted) or (active is not None and session > active):
+    if session == granted:
+        return Admission.WELCOME if mark == row.session_mark else Admission.SUPERSEDED
+    if session == active or (active is not None and session > active):
         return Admission.WELCOME
     return Admission.SUPERSEDED
 
@@ -195,7 +198,7 @@ class _Plan:
 
     def decision(self, sync_request: SyncRequest | None = None) -> Decision:
         for chunk in self.cells:
-            chunk.append(seqno_cell(max(cell.timestamp for cell in chunk)))
+            chunk.append(seqno_cell(max(cell.timestamp for cell in chunk), self.row.session_mark))
         return Decision(self.cells, self.events, self.statuses, sync_request)
 
 
@@ -315,7 +318,7 @@ def reissue(row: ClientRow, key: ObjectKey, above: int) -> Decision:
     """The one repair operation: a new seqno and a pending marker, flagged as a repair; what it yields is always unknown."""
     seqno = max(row.seqno, above) + 1
     pending = Pending(held=None, repair=True)
-    cells = [*registration_cells(key, seqno, registered=True, pending=pending), seqno_cell(seqno)]
+    cells = [*registration_cells(key, seqno, registered=True, pending=pending), seqno_cell(seqno, row.session_mark)]
     return Decision([cells], [event_of(row, key, seqno, True, pending)])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import TokenElsewhere, TokenInvalid, UnknownApplication
@@ -23,6 +23,8 @@ from roskva.registrar.sessions import Channel, Counters, Orders, Session
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
+_MARK_BYTES: Final = 6
+
 
 @dataclass(slots=True)
 class Granting:
@@ -35,6 +37,7 @@ class Granting:
 class _Granted(NamedTuple):
     row: ClientRow
     session: int
+    mark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Handshakes:
         self.counters.handshakes += 1
         row = granted.row
         incarnation = await self._incarnation(row.client)
-        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation)
+        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.mark)
         token = self.keyring.sign(claims)
         return ServerMessage(
             token=token,
@@ -122,19 +125,20 @@ class Handshakes:
             return await self._write(ClientRow(client, epoch=self.epoch_of(created.application)), created)
 
     async def _write(self, row: ClientRow, created: Created) -> _Granted:
-        granted = core.grant(row, created, self.day())
+        mark = self.unguessable(_MARK_BYTES)
+        granted = core.grant(row, created, self.day(), mark.encode())
         try:
             await self.table.write([Mutation(self.rows.key(row.client), granted.cells)])
         except BaseException:
             self.rows.drop(row.client)  # it may have landed
             raise
         self.rows.apply(row.client, granted.cells)
-        return _Granted(row, granted.session)
+        return _Granted(row, granted.session, mark)
 
-    async def admit(self, channel: Channel, token: str, claims: Claims, active: int | None) -> tuple[Session, ClientRow] | None:
+    async def admit(self, channel: Channel, token: str, claims: Claims, known: Session | None) -> tuple[Session, ClientRow] | None:
         """A session speaks for the first time here, or through another channel. None: it was refused, and told why.
 
-        `active` is the session of this client that spoke last, as far as this Registrar remembers.
+        `known` is the session of this client that spoke last, as far as this Registrar remembers.
         """
         settings = self.settings.applications.get(claims.application)
         incarnation = await self._incarnation(claims.client)
@@ -145,7 +149,9 @@ class Handshakes:
         partition = client_partition(claims.client, self.settings.partitions)
         self.incarnations.setdefault(partition, incarnation)
         row = await self.rows.get(claims.client, fresh=True)
-        admission = core.admit(row, claims.session, active)
+        twins = known is not None and known.number == claims.session and known.token != token
+        active = None if known is None or twins else known.number
+        admission = core.admit(row, claims.session, active, claims.mark.encode())
         if admission != core.Admission.WELCOME:
             self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
             return None

@@ -104,6 +104,12 @@ class ClientRow:
         return 0 if cell is None else cell.timestamp
 
     @property
+    def session_mark(self) -> bytes:
+        """Of the session that was granted last."""
+        cell = self._live(SEQNO)
+        return b"" if cell is None or cell.value is None else cell.value
+
+    @property
     def seen_day(self) -> int:
         cell = self._live(SEEN)
         return 0 if cell is None else cell.timestamp

@@ -60,8 +60,7 @@ _GONE: Final = object()  # the note on a channel that was closed: nobody is welc
 class _Left(NamedTuple):
     """The note on a channel that this session left for another one: what still comes through it is late, and is dropped."""
 
-    client: ClientId
-    number: int
+    token: str
 
 
 _SECONDS_PER_DAY: Final = 86_400
@@ -171,7 +170,7 @@ class Registrar:
         """A message of a client, with the claims of its token, whose signature the caller verified."""
         if channel.session is _GONE:
             channel.session = None  # it had been routed elsewhere, and is back
-        if isinstance(channel.session, _Left) and claims is not None and channel.session == (claims.client, claims.session):
+        if isinstance(channel.session, _Left) and channel.session.token == message.token:
             return
         count = len(message.register) + len(message.unregister) + len(message.acks)
         if message.sync is not None:
@@ -184,7 +183,7 @@ class Registrar:
             self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
         else:
             session = self.sessions.get(claims.client)
-            if session is not None and session.channel is channel and session.number == claims.session:
+            if session is not None and session.channel is channel and session.token == message.token:
                 self._heard(session, message)
             else:
                 self.spawn(self._guard(channel, message.token, partial(self._enter, channel, message, claims)))
@@ -198,7 +197,7 @@ class Registrar:
     async def _announced(self, channel: Channel, claims: Claims, token: str) -> None:
         for _ in range(_ANNOUNCE_TRIES_MAX):
             known = self.sessions.get(claims.client)
-            if known is not None and known.number == claims.session and known.channel is not channel:
+            if known is not None and known.token == token and known.channel is not channel:
                 return  # the client speaks through another channel: one that is only announced may be half open
             try:
                 await self._enter(channel, ClientMessage(token=token), claims)
@@ -236,8 +235,8 @@ class Registrar:
         """A session speaks for the first time here, or through another channel than before."""
         async with self._orders.turn(claims.client):
             session = self.sessions.get(claims.client)
-            if session is None or session.channel is not channel or session.number != claims.session:
-                admitted = await self.handshakes.admit(channel, message.token, claims, None if session is None else session.number)
+            if session is None or session.channel is not channel or session.token != message.token:
+                admitted = await self.handshakes.admit(channel, message.token, claims, session)
                 if admitted is None or channel.session is _GONE:
                     return
                 session = self._welcome(channel, *admitted)
@@ -251,8 +250,8 @@ class Registrar:
         if isinstance(channel.session, (Granting, Session)):
             session.nonce = channel.session.nonce
         if known is not None and known.channel is not None and known.channel is not channel:
-            if known.number == session.number:
-                known.channel.session = _Left(session.client, session.number)
+            if known.token == session.token:
+                known.channel.session = _Left(session.token)
             else:
                 self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         channel.session = session

@@ -182,6 +182,18 @@ class SummariesAgree(Checker):
         return (world.epoch, waiting.version) <= marks.acknowledged
 
 
+class TwinsTold(Checker):
+    """Of two processes that run with one state, one is told so, and stops."""
+
+    def reason(self, world: World) -> str | None:
+        for twin in world.clones:
+            original = world.applications[twin.number]
+            one_id = world.client_of(twin) == world.client_of(original) if twin.running and original.running else False
+            if one_id and not (twin.stopped or original.stopped):
+                return f"two processes run as {twin.device}, and neither knows"
+        return None
+
+
 class WorkDone(Checker):
     """Everything that was published is accepted, and the pipeline has matched all there is."""
 

@@ -14,6 +14,7 @@ from roskva.registrar.row import ClientRow
 from roskva.simulation.network import Conditions
 from roskva.table.interface import TABLES
 
+_SHORT_HEARTBEAT_S = 30.0
 LATE_MAX_S = 8.0  # the longest that a message is under way
 
 if TYPE_CHECKING:
@@ -142,7 +143,10 @@ class Nemesis:
         application = self._chance.choice(self.world.applications)
         if application.running and application.state is not None:
             clone = self.world.clone(application)
-            self._while_s(clone.kill, 5.0)
+            if self._chance.random() < 0.5:  # a machine was copied, and both are started
+                self.world.kill_client(application, keep=True, restart_after_s=self._chance.uniform(0.0, 0.01))
+            if self._chance.random() < 0.5:
+                self._while_s(clone.kill, 5.0)
 
     def _kill_backend(self) -> None:
         self.world.kill_backend()
@@ -172,9 +176,13 @@ class Nemesis:
         self.world.stores.conditions = replace(self.world.stores.conditions, **changes)
 
     def _row_forgets(self) -> None:
-        """Somebody puts back what a client's row was before its last registration settled, while no gateway runs: the Matcher is ahead."""
-        for slot in range(self.world.knobs.gateways):
-            self.world.kill_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0)))
+        """Somebody puts back what a client's row was before its last registration settled: the Matcher is ahead of it.
+
+        A Registrar reads its rows again once per heartbeat; where those are too long for this world, it happens while no gateway runs.
+        """
+        if self.world.knobs.heartbeat_s > _SHORT_HEARTBEAT_S:
+            for slot in range(self.world.knobs.gateways):
+                self.world.kill_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0)))
         rows = self.world.stores.rows
         regs = [
             (key, name)

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from roskva.simulation.checkers import (
     QueuesBounded,
     SourceLeftOut,
     SummariesAgree,
+    TwinsTold,
     UnregisteredSilence,
     Watch,
     WorkDone,
@@ -108,6 +109,7 @@ class World:
         self.newcomers = NothingForgotten()
         self.storm = NoStorm()
         self.silence = UnregisteredSilence()
+        self.twins = TwinsTold()
         self.checkers: list[Checker] = [
             QueuesBounded(),
             WorkDone(),
@@ -117,6 +119,7 @@ class World:
             SourceLeftOut(),
             self.silence,
             SummariesAgree(),
+            self.twins,
             self.newcomers,
             self.storm,
         ]
@@ -310,6 +313,7 @@ class World:
         nemesis.cancel()
         self.tell("world", "faults stop")
         self.heal()
+        await self._end_twins()
         await asyncio.sleep(LATE_MAX_S if "late messages" in self.knobs.faults else 1.0)
         await self._come_to_rest("after the faults", HEALING_S * self.knobs.pace)
         await self._rest()
@@ -324,20 +328,25 @@ class World:
         for slot in range(self.knobs.gateways):
             self.start_gateway(slot)
         self.start_pipeline()
+        for application in self.applications:
+            self._start_client(application)
+
+    async def _end_twins(self) -> None:
+        """Of two that run with one state, one is told. Then: what a twin acknowledged the other never saw, and it begins anew."""
+        await self._come_to_rest("with two processes of one state", HEALING_S * self.knobs.pace, [self.twins])
         for clone in self.clones:
             clone.kill()
         for application in self.applications:
             if application.cloned:
-                # What its twin acknowledged it never saw: whoever copies a state must begin anew, as the error says.
                 application.kill()
                 application.install()
-            self._start_client(application)
+                application.start()
 
-    async def _come_to_rest(self, when: str, within_s: float) -> None:
+    async def _come_to_rest(self, when: str, within_s: float, checkers: Sequence[Checker] = ()) -> None:
         began_s = self.loop.time()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            reasons = ((checker, reason) for checker in self.checkers if (reason := checker.reason(self)) is not None)
+            reasons = ((checker, reason) for checker in checkers or self.checkers if (reason := checker.reason(self)) is not None)
             checker, reason = next(reasons, (None, ""))
             if checker is None:
                 return
