@@ -54,6 +54,7 @@ def test_a_redelivery_of_an_acknowledged_version_is_acknowledged_again_silently(
 
 
 def test_no_version_goes_back_unless_the_epoch_is_larger() -> None:
+    """Trap 34: after a reset, 5 is newer than the 100 of before."""
     bench = bench_with(b"a")
     bench.notify(b"a", 100)
     bench.notify(b"a", 5)
@@ -185,6 +186,19 @@ def test_an_application_that_states_less_than_it_was_shown_is_told_again() -> No
     bench.do(bench.core.register(bench.now, b"a", version=3))
     bench.notify(b"a", 9, seqno=9)
     assert keys(bench) == [(0, 9), (0, 9)]
+
+
+def test_what_was_given_back_after_an_unregistration_is_shown_to_the_next_registration() -> None:
+    """Seed 1113: it waited in the mailbox while the application unregistered, and registered again: it was never shown any more."""
+    bench = bench_with(b"a")
+    bench.notify(b"a", 7)
+    bench.notify(b"a", None, seqno=2)
+    bench.do(bench.core.unregister(bench.now, b"a"))
+    for shown in bench.shown():
+        bench.do(bench.core.give_back(bench.now, shown))
+    bench.do(bench.core.register(bench.now, b"a"))
+    bench.notify(b"a", 7, seqno=9)
+    assert keys(bench) == [(0, 7), (0, None), (0, 7)]
 
 
 def test_what_the_application_gives_back_is_shown_at_the_next_redelivery() -> None:

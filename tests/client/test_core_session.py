@@ -230,6 +230,7 @@ def test_heartbeats_are_smeared_both_ways_and_counted_from_the_last_message(dice
 
 
 def test_two_keepalives_of_silence_close_the_channel() -> None:
+    """Trap 43: half open, it would look in sync for as long as nobody tries to send."""
     bench = Bench().live()
     bench.pass_time(99, keepalives=False)
     assert CloseChannel() not in bench.actions
@@ -239,6 +240,7 @@ def test_two_keepalives_of_silence_close_the_channel() -> None:
 
 
 def test_in_sync_needs_equal_summaries_nothing_owed_and_a_recent_word() -> None:
+    """Trap 43: not while registrations are on their way, nor after silence."""
     bench = Bench()
     assert not bench.core.in_sync(bench.now)
     bench.live()

@@ -180,6 +180,7 @@ class FeedContract:
         assert engine.oldest(UPDATES)[partition] == newest._replace(offset=newest.offset - 4)
 
     def test_offsets_go_on_when_a_partition_was_emptied(self, engine: Feed, second: MakeFeed) -> None:
+        """Trap 13: numbered by what is left, new records would lie below where their reader stands."""
         engine.append(UPDATES, [Entry(b"k", b"") for _ in range(10)])
         partition = partition_of(b"k", engine.partitions)
         newest = engine.newest(UPDATES)[partition]

@@ -71,6 +71,7 @@ class TestContract(FeedContract):
 class TestLoss:
     @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
     def test_nothing_is_acknowledged_after_a_file_went(self, feed: SqliteFeed, suffix: str) -> None:
+        """Trap 36, of the feed."""
         feed.append(UPDATES, [Entry(KEY, b"") for _ in range(5)])
         feed.commit("pipeline", UPDATES, feed.newest(UPDATES))
         before = feed.newest(UPDATES)[0]

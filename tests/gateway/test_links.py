@@ -201,6 +201,7 @@ def unused_address() -> str:
 
 
 async def test_broken_link_is_made_again_and_connections_announced(start: Start, http: aiohttp.ClientSession) -> None:
+    """Trap 41: behind the new link is perhaps an owner that restarted, and knows nobody."""
     one, two = await both(start)
     socket, token = await client_at_the_other(http, one, two)
     await say(socket, token=token)

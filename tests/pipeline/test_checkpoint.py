@@ -39,6 +39,7 @@ def test_the_newest_is_copied_into_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_orphan_s_late_commit_does_not_reach_the_successor(tmp_path: Path) -> None:
+    """Trap 12: in a shared folder the batch would count as done, though its successor may die in the midst of it."""
     first = prepare(tmp_path, QUERY)
     write(first, batches=3, commits=2)
     second = prepare(tmp_path, QUERY)

@@ -130,6 +130,7 @@ def test_a_dead_registrar_is_tried_twice_then_written_for(settings: Settings, li
 def test_a_hung_registrar_costs_its_time_out_once_until_a_probe_answers(
     settings: Settings, links: Links, registrars: list[RegistrarStandIn]
 ) -> None:
+    """Trap 25: one hung gateway must not cost every batch a time-out."""
     registrars.append(RegistrarStandIn(settings))
     create(settings, "c")
     registrars[0].answering.clear()
@@ -226,10 +227,10 @@ def test_a_row_that_nobody_can_read_holds_up_nobody(
         create(settings, name)
     original = blind_module.blind
 
-    def blind(client: ClientId, *more: Any) -> Any:
-        if client == "bad" and more[0]:
+    def blind(row: ClientRow, told: Propagation) -> Any:
+        if row.client == "bad" and not row.empty:
             raise ValueError("not a cell that anybody wrote")
-        return original(client, *more)
+        return original(row, told)
 
     monkeypatch.setattr(blind_module, "blind", blind)
     assert links.propagate([told("bad"), told("good")]).verdicts == [DROP_COPY, SETTLED]

@@ -92,6 +92,7 @@ class TestLoss:
     @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
     @pytest.mark.parametrize("harm", [delete, replace_by_copy])
     def test_nothing_is_acknowledged_after_a_file_went(self, table: SqliteTable, suffix: str, harm: Callable[[Path], None]) -> None:
+        """Trap 36: a write into a file that is no longer at its path is in no table."""
         put(table, 1)
         put(table, 1, RowKey("registrar", 1, b"row"))
         before = table.incarnation("registrar", 0)

@@ -104,8 +104,8 @@ class Handover:
         return [_ack(notification.name, seqno, came) for seqno, came in covered]
 
     def give_back(self, notification: Notification) -> None:
-        """The application did not take it: show it again when it is delivered again."""
-        marks = self._marks.get(notification.name)
+        """The application did not take it: show it again when it is delivered again, be it after another registration."""
+        marks = self._marks.get(notification.name) or self._retired.get(notification.name)
         if marks is None:
             return
         if notification.version is None:
