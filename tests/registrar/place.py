@@ -55,7 +55,7 @@ class HeldChannel:
     def close(self, code: str) -> None:
         self.closed_with = code
 
-    async def until(self, wanted: Callable[[ServerMessage], Any], timeout_s: float = 5.0) -> ServerMessage:
+    async def until(self, wanted: Callable[[ServerMessage], Any], timeout_s: float = 15.0) -> ServerMessage:
         async with asyncio.timeout(timeout_s):
             while True:
                 for message in self.received:
@@ -129,7 +129,7 @@ class Place:
     async def register(self, channel: HeldChannel, token: str, name: str, op: int = 1) -> Registration:
         before = len(self.events())
         self.say(channel, ClientMessage(token=token, register=[Register(op=op, object=name)]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while len(events := self.events()) == before:
                 await asyncio.sleep(0.005)
         return max(events, key=lambda event: event.seqno)
