@@ -128,6 +128,9 @@ class Settings:
     settling_s: float = setting(120.0, "After a change of members, nothing is void without a fresh read for so long.", least=0)
     outstanding_max: int = setting(200_000, "Notifications kept in a gateway's memory until acknowledged; above, they are only stored.")
 
+    retry_horizon_s: float = setting(
+        600.0, "How long publishers may repeat an update: for so long after a loss no version of that partition counts as known.", least=0
+    )
     propagation_timeout_s: float = setting(2.0, "How long the pipeline waits for a Registrar before it writes in its stead.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
     fan_out_above: int = setting(

@@ -170,6 +170,7 @@ OUTCOME_VERSION: Final = 1  # a registration took effect: notify of the version
 OUTCOME_UNKNOWN: Final = 2  # a registration took effect, but no version is known: notify unknown
 OUTCOME_COVERED: Final = 3  # a registration took effect, and the client holds what there is
 OUTCOME_UNREGISTERED: Final = 4  # an unregistration took effect
+OUTCOME_LOST: Final = 5  # of a sweep: what the Matcher or the feed held of this registration was lost: register anew
 
 
 SETTLED: Final = 0  # acknowledged, durable or void: nothing more is owed

@@ -125,11 +125,12 @@ class Monkey:
         random.choice(self._followers).restart()
 
     async def _delete_partition(self) -> None:
-        """Of the Registrar's table: its clients start anew."""
-        files = sorted((self._service.data / "table").glob("registrar-*"))
+        """Of the Registrar's table: its clients start anew. Of the Matcher's, or of the feed: who is registered hears "unknown"."""
+        data = self._service.data
+        files = sorted(data.glob(random.choice(("table/registrar-*.db", "table/matcher-*.db", "feed/updates-*.db"))))
         if files:
-            stem = random.choice(files).name.split(".")[0]
-            for path in (self._service.data / "table").glob(f"{stem}*"):
+            lost = random.choice(files)
+            for path in lost.parent.glob(f"{lost.name}*"):
                 path.unlink(missing_ok=True)
 
     async def _delete_checkpoints(self) -> None:

@@ -104,5 +104,21 @@ async def test_failing_table_changes_nothing(lanes: TableLanes, monkeypatch: pyt
         with pytest.raises(PartitionUnavailable):
             await one.beat()
     assert one.view.live.keys() == {"one"}
-    await one.beat()
     assert seen == [{"one"}]
+
+
+async def test_a_member_that_was_away_tells_its_observers_although_nothing_looks_different(lanes: TableLanes) -> None:
+    """It hung; another took over, and stored for its clients; it wakes, and sees the same members as before."""
+    clock, clock_of_two = Clock(), Clock()
+    (one, seen), (two, seen_by_two) = member(lanes, "one", clock), member(lanes, "two", clock_of_two)
+    for _ in range(3):
+        await two.beat()
+        await one.beat()
+    assert seen == [{"one", "two"}]
+    for _ in range(20):
+        clock_of_two.now_s += 1.0
+        await two.beat()
+    assert seen_by_two[-1] == {"two"}
+    clock.now_s += 20.0
+    await one.beat()
+    assert seen == [{"one", "two"}, {"one", "two"}]

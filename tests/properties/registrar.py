@@ -308,7 +308,7 @@ class RegistrarShell:
 
     def _reissue(self, client: ClientId, key: ObjectKey, above: int) -> int:
         try:
-            decision = core.reissue(self.row(client, fresh=True), key, above)
+            decision = core.reissue(self.row(client, fresh=True), [(key, above)])
             self.table.mark([client], self.steps)
             for cells in decision.writes:
                 self.write(client, cells)

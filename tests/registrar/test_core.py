@@ -15,6 +15,7 @@ from roskva.errors import TokenInvalid
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
+    OUTCOME_LOST,
     OUTCOME_UNKNOWN,
     OUTCOME_UNREGISTERED,
     OUTCOME_UPDATE,
@@ -329,7 +330,7 @@ class TestOperations:
         """Else the unregistration would lose against the repaired registration, at every retry."""
         row = registered(FIRST)
         row.apply(core.grant(row, CREATED, day=1).cells)
-        commit(row, core.reissue(row, HELLO, above=0))
+        commit(row, core.reissue(row, [(HELLO, 0)]))
         assert row.standing(HELLO) == Standing(seqno_of(2, 1), registered=True)
         commit(row, operate(row, unregister(2), session=1))
         assert row.standing(HELLO) == Standing(seqno_of(2, 2), registered=False)
@@ -638,7 +639,7 @@ class TestAcknowledgement:
 class TestReissue:
     def test_it_is_a_new_seqno_with_a_pending_marker_flagged_as_a_repair(self) -> None:
         row = registered(FIRST)
-        decision = commit(row, core.reissue(row, HELLO, above=0))
+        decision = commit(row, core.reissue(row, [(HELLO, 0)]))
         assert len(decision.writes) == 1
         (event,) = decision.events
         assert (event.seqno, event.registered, event.repair, event.held, event.device) == (FIRST + 1, True, True, None, "phone")
@@ -648,21 +649,39 @@ class TestReissue:
     def test_it_outranks_what_the_matcher_holds(self) -> None:
         ahead = seqno_of(9, 40)
         row = registered(FIRST)
-        commit(row, core.reissue(row, HELLO, above=ahead))
+        commit(row, core.reissue(row, [(HELLO, ahead)]))
         assert row.standing(HELLO) == Standing(ahead + 1, registered=True)
         assert session_of(row.seqno) == 9
+
+    def test_many_are_one_decision_in_writes_that_engines_take(self) -> None:
+        keys = [object_key("demo", 0, b"%d" % number) for number in range(1_000)]
+        row = a_row(*(cell for key in keys for cell in registration_cells(key, FIRST, registered=True, pending=Pending())))
+        decision = commit(row, core.reissue(row, [(key, FIRST) for key in keys]))
+        assert [event.seqno for event in decision.events] == [FIRST + 1 + number for number in range(1_000)]
+        assert max(len(cells) for cells in decision.writes) <= CELLS_PER_WRITE_MAX
+        assert len(row.pending()) == 1_000
+        assert row.seqno == FIRST + 1_000
+
+    def test_what_a_sweep_found_lost_is_reissued_as_it_stands_and_nothing_else(self) -> None:
+        row = registered(FIRST)
+        assert core.judge(row, told(OUTCOME_LOST)).reissue
+        commit(row, core.reissue(row, [(HELLO, FIRST)]))
+        assert core.judge(row, told(OUTCOME_LOST)).verdict == SETTLED, "it was registered anew since"
+        commit(row, operate(row, unregister(1)))
+        assert core.judge(row, told(OUTCOME_LOST, seqno=row.seqno)).verdict == SETTLED
+        assert core.judge(a_row(), told(OUTCOME_LOST)).verdict == SETTLED
 
     def test_repeating_its_event_repeats_the_repair(self) -> None:
         """Whoever finds the marker repeats the event: it must still yield unknown."""
         row = registered(FIRST)
-        decision = commit(row, core.reissue(row, HELLO, above=0))
+        decision = commit(row, core.reissue(row, [(HELLO, 0)]))
         ((key, seqno, pending),) = row.pending()
         assert core.event_of(row, key, seqno, True, pending) == decision.events[0]
 
     def test_it_does_not_change_the_summary(self) -> None:
         row = registered(FIRST)
         before = row.digest.summary()
-        commit(row, core.reissue(row, HELLO, above=0))
+        commit(row, core.reissue(row, [(HELLO, 0)]))
         assert row.digest.summary() == before
 
 
@@ -700,7 +719,7 @@ class TestBlindWrites:
         if judgement.verdict is not None:
             assert (decision.cells, decision.verdict) == ([], judgement.verdict)
         elif judgement.reissue:
-            assert decision.cells == core.reissue(row, HELLO, one.seqno).writes[0]
+            assert decision.cells == core.reissue(row, [(HELLO, one.seqno)]).writes[0]
             assert decision.verdict == SETTLED
         else:
             tell, version = core.notification_of(row, one)

@@ -314,7 +314,7 @@ async def test_a_lost_registrar_partition_is_noticed_and_its_clients_are_told_to
 async def test_a_partition_lost_between_an_admission_and_the_first_look_is_noticed_too(place: Place) -> None:
     """Trap 9: what the first look finds is not what the client was admitted to."""
     await place.registrar.stop()  # no round has looked yet
-    rounds = place.registrar._rounds
+    rounds = place.registrar.rounds
     rounds.incarnations.clear()
     channel = HeldChannel()
     token = await place.start_client(channel)

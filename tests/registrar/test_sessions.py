@@ -109,7 +109,7 @@ async def test_every_session_is_visited_for_its_keepalive_though_no_second_visit
     later_s = time.monotonic() + 51.0
     spoken: list[int] = []
     for second in range(5):
-        place.registrar._rounds._keep_alive(later_s + second)
+        place.registrar.rounds._keep_alive(later_s + second)
         spoken.append(sum(len(channel.received) for channel in channels))
     assert [len(channel.received) for channel in channels] == [1] * 10
     assert 0 < spoken[0] < 10

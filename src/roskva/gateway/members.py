@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from roskva.errors import RoskvaError
+from roskva.probes import reached
 from roskva.registrar.members import MEMBERS_ROW, Member, MemberView, member_cell
 from roskva.table.interface import Cell, Mutation, Row, RowKey
 
@@ -44,6 +45,7 @@ class Membership:
     observers: list[Callable[[], None]] = field(default_factory=list)
     failing_since_s: float | None = None  # since when the table does not take our heartbeats
     _counter: int = 0
+    _beaten_s: float | None = None  # when a heartbeat last succeeded
     _gone: dict[bytes, float] = field(default_factory=dict)  # cells of members that do not live, since when
     _beating: asyncio.Task[None] | None = None
 
@@ -79,7 +81,13 @@ class Membership:
         await self._write()
         read = await self.rows.read([MEMBERS_ROW])
         cells = read.get(MEMBERS_ROW, {})
-        if self.view.observe(cells.values(), self.clock()):
+        now_s = self.clock()
+        # Whoever was silent for so long was left out by the others meanwhile, also if nothing looks different now.
+        was_away = self._beaten_s is not None and now_s - self._beaten_s > self.view.timeout_s
+        self._beaten_s = now_s
+        if was_away:
+            reached("members: back after an absence")
+        if self.view.observe(cells.values(), now_s) or was_away:
             log.info("members: %s", ", ".join(sorted(self.view.live)) or "none")
             self._tell()
         await self._forget(cells)

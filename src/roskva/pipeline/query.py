@@ -19,12 +19,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
 from roskva.parent import when_parent_is_gone
-from roskva.pipeline import checkpoint, health, session
+from roskva.pipeline import checkpoint, health, session, sweeps
 from roskva.pipeline.bridge import bridge
 from roskva.pipeline.events import Origin
 from roskva.pipeline.fanout import FanOutTask
@@ -108,6 +109,7 @@ class _Driver:
         self._stop = stop
         self._spark: SparkSession | None = None
         self._health: health.HealthWriter | None = None
+        self._repairing: threading.Thread | None = None
         when_parent_is_gone(self._end_as_orphan)
 
     def run(self) -> int:
@@ -149,6 +151,7 @@ class _Driver:
             _stop_queries(watched)
             return f"{type(caught).__name__}: {caught}"
         self._health.watch(watched)
+        self._start_repairs(spark)
         queries = [query for query, _ in watched]
         main = queries[0]
         _say("queries started")
@@ -167,6 +170,14 @@ class _Driver:
             error = f"{stream.name}: {ended.exception() or 'the query ended by itself'}"
         _stop_queries(watched)
         return error
+
+    def _start_repairs(self, spark: SparkSession) -> None:
+        from roskva.table import open_manifest
+
+        if self._repairing is None:
+            repairs = sweeps.Repairs(open_manifest(self._settings), self._settings, partial(sweeps.repair, spark, self._settings))
+            self._repairing = threading.Thread(target=repairs.run, args=(self._stop,), name="repairs", daemon=True)
+            self._repairing.start()
 
     def _end(self, state: str, error: str) -> None:
         if self._health is not None:

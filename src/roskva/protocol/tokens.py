@@ -1,7 +1,7 @@
 """Tokens: who a client is, signed, opaque to clients (Thialfi 4.1.2).
 
 A token binds client id, application and session to the data center and to the incarnation of the Registrar partition that granted
-it. Two owners of one moment may grant two sessions of the same number: their marks differ. It is base64url of: format, key id, MAC
+it. Two owners of one moment may grant two sessions of the same number: their tags differ. It is base64url of: format, key id, MAC
 (16 bytes of HMAC-SHA256), body. Keys rotate: the newest signs, all of them verify. Pure.
 """
 
@@ -30,7 +30,7 @@ class Claims(NamedTuple):
     session: int
     data_center: str
     incarnation: int
-    mark: str = ""  # random
+    tag: str = ""  # random: tells apart two sessions that two owners granted under one number
 
 
 class Keyring:

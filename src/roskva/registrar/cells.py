@@ -76,9 +76,9 @@ def created_cell(created: Created) -> Cell:
     return Cell(CREATED, 0, msgspec.msgpack.encode(created))
 
 
-def seqno_cell(seqno: int, mark: bytes = b"") -> Cell:
-    """`mark` is that of the session: of two that two owners granted under one number, the table keeps one."""
-    return Cell(SEQNO, seqno, mark)
+def seqno_cell(seqno: int, tag: bytes = b"") -> Cell:
+    """`tag` is that of the session: of two that two owners granted under one number, the table keeps one."""
+    return Cell(SEQNO, seqno, tag)
 
 
 def seen_cell(day: int) -> Cell:

@@ -16,7 +16,7 @@ Pure: no clock, no randomness, no store, no logging.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +24,7 @@ from roskva.errors import BadRequest, RoskvaError, TokenInvalid, TooManyRegistra
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
+    OUTCOME_LOST,
     OUTCOME_UNKNOWN,
     OUTCOME_UNREGISTERED,
     OUTCOME_UPDATE,
@@ -40,6 +41,7 @@ from roskva.model import (
     session_of,
     version_from_text,
 )
+from roskva.probes import reached
 from roskva.protocol.messages import FAILED, REGISTERED, UNREGISTERED, Register, Status, Sync, SyncObject, SyncRequest, Unregister
 from roskva.protocol.summaries import bucket_of, bucket_summaries, differing_buckets
 from roskva.protocol.tokens import Claims
@@ -123,10 +125,10 @@ def may_keep_id(row: ClientRow, prior: Claims, created: Created, data_center: st
     )
 
 
-def grant(row: ClientRow, created: Created, day: int, mark: bytes = b"") -> Granted:
-    """The next session of a client, new or known, in one write. Another owner may grant one of the same number: `mark` tells them apart."""
+def grant(row: ClientRow, created: Created, day: int, tag: bytes = b"") -> Granted:
+    """The next session of a client, new or known, in one write. Another owner may grant one of the same number: `tag` tells them apart."""
     session = session_of(row.seqno) + 1
-    cells = [seqno_cell(seqno_of(session, 0), mark), seen_cell(day)]
+    cells = [seqno_cell(seqno_of(session, 0), tag), seen_cell(day)]
     if row.created is None:
         cells.append(created_cell(created))
     return Granted(row.client, session, cells)
@@ -140,19 +142,22 @@ class Admission:
     GONE: Final = "token-invalid"
 
 
-def admit(row: ClientRow, session: int, active: int | None, mark: bytes = b"") -> str:
-    """Whether a session may speak. `active` is the session that spoke last, as far as this Registrar remembers; `mark` is the session's.
+def admit(row: ClientRow, session: int, active: int | None, tag: bytes = b"") -> str:
+    """Whether a session may speak. `active` is the session that spoke last, as far as this Registrar remembers; `tag` is the session's.
 
     A session above the granted one proves that the table was rolled back: the client is lost here and starts anew. Of two that were granted
-    under one number, the one whose mark the table kept may speak.
+    under one number, the one whose tag the table kept may speak.
     """
     granted = session_of(row.seqno)
     if row.created is None or session > granted:
+        reached("admission: the client is not known any more")
         return Admission.GONE
     if session == granted:
-        return Admission.WELCOME if mark == row.session_mark else Admission.SUPERSEDED
+        return Admission.WELCOME if tag == row.session_tag else Admission.SUPERSEDED
     if session == active or (active is not None and session > active):
+        reached("admission: a later session is granted and not used")
         return Admission.WELCOME
+    reached("admission: another session speaks for this client")
     return Admission.SUPERSEDED
 
 
@@ -198,7 +203,7 @@ class _Plan:
 
     def decision(self, sync_request: SyncRequest | None = None) -> Decision:
         for chunk in self.cells:
-            chunk.append(seqno_cell(max(cell.timestamp for cell in chunk), self.row.session_mark))
+            chunk.append(seqno_cell(max(cell.timestamp for cell in chunk), self.row.session_tag))
         return Decision(self.cells, self.events, self.statuses, sync_request)
 
 
@@ -314,12 +319,23 @@ def sync(row: ClientRow, session: int, operations: Operations, request: Sync, re
     return plan.decision()
 
 
-def reissue(row: ClientRow, key: ObjectKey, above: int) -> Decision:
-    """The one repair operation: a new seqno and a pending marker, flagged as a repair; what it yields is always unknown."""
-    seqno = max(row.seqno, above) + 1
+def reissue(row: ClientRow, lost: Sequence[tuple[ObjectKey, int]]) -> Decision:
+    """The one repair operation: a new seqno and a pending marker, flagged as a repair; what it yields is always unknown.
+
+    `lost`: the objects, and the seqno above which each is registered anew.
+    """
+    reached("registrar: a registration is made anew")
+    seqno = max(row.seqno, *(above for _, above in lost))
     pending = Pending(held=None, repair=True)
-    cells = [*registration_cells(key, seqno, registered=True, pending=pending), seqno_cell(seqno, row.session_mark)]
-    return Decision([cells], [event_of(row, key, seqno, True, pending)])
+    decision = Decision()
+    for start in range(0, len(lost), _OPERATIONS_PER_WRITE):
+        cells: list[Cell] = []
+        for key, _ in lost[start : start + _OPERATIONS_PER_WRITE]:
+            seqno += 1
+            cells += registration_cells(key, seqno, registered=True, pending=pending)
+            decision.events.append(event_of(row, key, seqno, True, pending))
+        decision.writes.append([*cells, seqno_cell(seqno, row.session_tag)])
+    return decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +356,8 @@ def judge(row: ClientRow, told: Propagation) -> Judgement:
     """A tuple (client, object, version, s) by the row's durable registration @r.
 
     s = r: deliver. s < r: void, since that registration's own read saw this version. No `created`: void, and the Matcher drops its
-    copy. s > r: the row lost something: reissue what is registered, or let the Matcher drop its copy.
+    copy. s > r: the row lost something: reissue what is registered, or let the Matcher drop its copy. What a sweep found lost is reissued
+    as it stands.
     """
     if row.created is None:
         return _DROP
@@ -349,9 +366,11 @@ def judge(row: ClientRow, told: Propagation) -> Judgement:
     if cell is None or told.seqno > cell.timestamp:
         if registered:
             return _REISSUE
-        return _SETTLED if told.outcome == OUTCOME_UNREGISTERED else _DROP
+        return _SETTLED if told.outcome in (OUTCOME_UNREGISTERED, OUTCOME_LOST) else _DROP
     if told.seqno < cell.timestamp:
         return _SETTLED
+    if told.outcome == OUTCOME_LOST:
+        return _REISSUE if registered else _SETTLED
     if registered == (told.outcome == OUTCOME_UNREGISTERED):
         return _SETTLED
     return _DELIVER
@@ -428,6 +447,6 @@ def blind(row: ClientRow, told: Propagation) -> BlindDecision:
         return BlindDecision([], judgement.verdict)
     if judgement.reissue:
         # The event is not appended here: the owner repeats what it finds pending.
-        return BlindDecision(reissue(row, told.object, told.seqno).writes[0], SETTLED)
+        return BlindDecision(reissue(row, [(told.object, told.seqno)]).writes[0], SETTLED)
     tell, version = notification_of(row, told)
     return BlindDecision(settle(row, told, tell, version), SETTLED)

@@ -80,7 +80,7 @@ class Delivery:
         settling: Callable[[], bool],
         speak: Callable[..., None],
         write: Callable[[Mapping[ClientId, list[list[Cell]]]], Awaitable[set[ClientId]]],
-        reissue: Callable[[Propagation], Awaitable[int]],
+        reissue: Callable[[ClientId, Sequence[Propagation]], Awaitable[list[int]]],
         settled: Callable[[ClientId, ObjectKey], None],
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
@@ -119,7 +119,7 @@ class Delivery:
         wave = Wave(self._clock)
         at_once: list[_Owed] = []
         awaited: list[_Owed] = []
-        reissues: list[int] = []
+        reissues: dict[ClientId, list[int]] = {}
         outbox: dict[Session, list[Notify]] = {}
         now_s = self._clock()
         for index, told, row, judgement in judged:
@@ -129,7 +129,7 @@ class Delivery:
                 verdicts[index] = judgement.verdict
                 self._counters.void += 1
             elif judgement.reissue:
-                reissues.append(index)
+                reissues.setdefault(told.client, []).append(index)
             else:
                 owed = self._send(index, told, row, wave, outbox, now_s)
                 (awaited if owed.entry is not None and owed.entry.waves else at_once).append(owed)
@@ -148,9 +148,10 @@ class Delivery:
                 unsettled.append(one)
         await self._store(unsettled, verdicts)
         await first
-        repaired = await asyncio.gather(*(self._reissue(propagations[index]) for index in reissues))
-        for index, verdict in zip(reissues, repaired, strict=True):
-            verdicts[index] = verdict
+        repairs = (self._reissue(client, [propagations[index] for index in indexes]) for client, indexes in reissues.items())
+        for indexes, repaired in zip(reissues.values(), await asyncio.gather(*repairs), strict=True):
+            for index, verdict in zip(indexes, repaired, strict=True):
+                verdicts[index] = verdict
         return verdicts
 
     def _turned(self, sent_s: float) -> None:

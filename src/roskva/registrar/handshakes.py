@@ -23,7 +23,7 @@ from roskva.registrar.sessions import Channel, Counters, Orders, Session
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
-_MARK_BYTES: Final = 6
+_TAG_BYTES: Final = 6
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Granting:
 class _Granted(NamedTuple):
     row: ClientRow
     session: int
-    mark: str
+    tag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Handshakes:
         self.counters.handshakes += 1
         row = granted.row
         incarnation = await self._incarnation(row.client)
-        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.mark)
+        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.tag)
         token = self.keyring.sign(claims)
         return ServerMessage(
             token=token,
@@ -125,15 +125,15 @@ class Handshakes:
             return await self._write(ClientRow(client, epoch=self.epoch_of(created.application)), created)
 
     async def _write(self, row: ClientRow, created: Created) -> _Granted:
-        mark = self.unguessable(_MARK_BYTES)
-        granted = core.grant(row, created, self.day(), mark.encode())
+        tag = self.unguessable(_TAG_BYTES)
+        granted = core.grant(row, created, self.day(), tag.encode())
         try:
             await self.table.write([Mutation(self.rows.key(row.client), granted.cells)])
         except BaseException:
             self.rows.drop(row.client)  # it may have landed
             raise
         self.rows.apply(row.client, granted.cells)
-        return _Granted(row, granted.session, mark)
+        return _Granted(row, granted.session, tag)
 
     async def admit(self, channel: Channel, token: str, claims: Claims, known: Session | None) -> tuple[Session, ClientRow] | None:
         """A session speaks for the first time here, or through another channel. None: it was refused, and told why.
@@ -151,7 +151,7 @@ class Handshakes:
         row = await self.rows.get(claims.client, fresh=True)
         twins = known is not None and known.number == claims.session and known.token != token
         active = None if known is None or twins else known.number
-        admission = core.admit(row, claims.session, active, claims.mark.encode())
+        admission = core.admit(row, claims.session, active, claims.tag.encode())
         if admission != core.Admission.WELCOME:
             self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
             return None

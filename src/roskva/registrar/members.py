@@ -43,7 +43,7 @@ class MemberView:
     """What one observer knows of the members. Feed it the cells of MEMBERS_ROW, now and then, with its own clock."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._observed: dict[str, _Observed] = {}
         self._suspected: dict[str, int] = {}  # member -> counter at which it did not answer
         self._live: dict[str, Member] = {}
@@ -60,7 +60,7 @@ class MemberView:
         live = {
             identity: seen.member
             for identity, seen in self._observed.items()
-            if not seen.member.left and now_s - seen.moved_s < self._timeout_s and self._suspected.get(identity, -1) < seen.counter
+            if not seen.member.left and now_s - seen.moved_s < self.timeout_s and self._suspected.get(identity, -1) < seen.counter
         }
         changed = live.keys() != self._live.keys()
         self._live = live

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +51,11 @@ class Recovery:
         self._reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s, own=self._own)
         self._unfinished: dict[ClientId, _Unfinished] = {}
 
+    @property
+    def unfinished(self) -> Collection[ClientId]:
+        """Whose registrations are on their way, as far as this process appended them."""
+        return self._unfinished.keys()
+
     # Marks.
 
     async def mark(self, clients: Iterable[ClientId]) -> None:
@@ -82,7 +87,10 @@ class Recovery:
         await self._read_marks(unknown)
         clients = await self._read_marks(sorted(self._owned))
         due = self._reader.to_raise(self._clock())
-        await self._table.write([mutation for mutation in due if mutation.row.partition in self._owned])
+        try:
+            await self._table.write([mutation for mutation in due if mutation.row.partition in self._owned])
+        except Unavailable as error:
+            log.warning("heads of marks cannot be raised now: %s", error)  # the next round tries again; what was read counts
         return clients
 
     async def _read_marks(self, partitions: Iterable[int]) -> list[ClientId]:
@@ -92,9 +100,11 @@ class Recovery:
         for plan, read in zip(plans, reads, strict=True):
             if isinstance(read, Unavailable):
                 log.warning("marks cannot be read now: %s", read)
+            elif isinstance(read, Exception):
+                log.error("marks cannot be read", exc_info=read)
             elif isinstance(read, BaseException):
                 raise read
-            else:
+            elif plan.partition in self._owned:
                 clients |= dict.fromkeys(self._reader.take(plan, read))
         return list(clients)
 
@@ -135,6 +145,9 @@ class Recovery:
             unfinished.registrations.pop(key, None)
             if not unfinished.registrations:
                 del self._unfinished[client]
+
+    def forget(self, client: ClientId) -> None:
+        self._unfinished.pop(client, None)
 
     def finished(self, row: ClientRow) -> list[ObjectKey]:
         """What this process appended and the row shows as done: the answer came to another process, by a blind write say."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from roskva.config import Settings
 from roskva.errors import TokenElsewhere, Unavailable
 from roskva.model import ClientId, Registration
+from roskva.probes import reached
 from roskva.table.lanes import TableLanes
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Rounds:
         self._tick_s = tick_s
         self.incarnations: dict[int, int] = {}  # of the partitions that were looked at here, or by an admission
         self._next_second_s = clock()
-        self._marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
+        self.marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
         self._look_at_all_s: list[float] = []
         self._unvisited: list[Session] = []
         self._visits = 0
@@ -131,8 +132,8 @@ class Rounds:
 
     async def _follow_marks(self) -> None:
         """Work that a Matcher task, or an owner before this one, left for clients of ours; and registrations that are overdue."""
-        self._marked.update(await self.registrar.recovery.newly_marked())
-        await self._look_at([*self._marked, *self.registrar.recovery.overdue()])
+        self.marked.update(await self.registrar.recovery.newly_marked())
+        await self._look_at([*self.marked, *self.registrar.recovery.overdue()])
 
     async def _scan(self) -> None:
         """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
@@ -149,8 +150,13 @@ class Rounds:
             for client, row in rows.items():
                 session = self.registrar.sessions.get(client)
                 if session is None:
+                    self.registrar.recovery.finished(row)
                     pending += self.registrar.pending_again(row)
                 else:
                     self.registrar.take_in(session, row)
             await self.registrar.append(pending)
-            self._marked.difference_update(rows)
+            self.marked.difference_update(rows)
+            unread = [client for client in some if client not in rows]
+            if unread:
+                reached("rounds: rows could not be read, and are looked at again")
+            self.marked.update(unread)

@@ -104,7 +104,7 @@ class ClientRow:
         return 0 if cell is None else cell.timestamp
 
     @property
-    def session_mark(self) -> bytes:
+    def session_tag(self) -> bytes:
         """Of the session that was granted last."""
         cell = self._live(SEQNO)
         return b"" if cell is None or cell.value is None else cell.value

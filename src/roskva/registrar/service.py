@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -99,7 +99,7 @@ class Registrar:
         self._loop_task: asyncio.Task[None] | None = None
         self.unsettled_told: dict[Session, None] = {}
         self._rereading: set[Session] = set()
-        self._rounds = Rounds(self, settings, table, clock, tick_s)
+        self.rounds = Rounds(self, settings, table, clock, tick_s)
         self.handshakes = Handshakes(
             settings,
             table,
@@ -109,7 +109,7 @@ class Registrar:
             self.counters,
             self.owns,
             epoch_of,
-            self._rounds.incarnations,
+            self.rounds.incarnations,
             self._day,
             self._time_ms,
             unguessable,
@@ -133,7 +133,7 @@ class Registrar:
 
     async def start(self) -> None:
         self.members_changed()
-        self._loop_task = asyncio.create_task(self._rounds.run(), name="registrar")
+        self._loop_task = asyncio.create_task(self.rounds.run(), name="registrar")
 
     async def stop(self) -> None:
         """Ends at once: whatever is unfinished is found again by its marks, or at session start."""
@@ -159,7 +159,7 @@ class Registrar:
         self._settling_until_s = self._clock() + self._settings.settling_s
         self.recovery.reread(owned)
         self.owned = owned
-        self._rounds.members_changed(self._settling_until_s)
+        self.rounds.members_changed(self._settling_until_s)
         for session in list(self.sessions.values()):
             if not self.owns(session.partition):
                 self.leave(session)
@@ -309,7 +309,7 @@ class Registrar:
     async def _operate(self, asking: Session, message: ClientMessage) -> None:
         async with self._orders.turn(asking.client):
             session = self.sessions.get(asking.client)
-            if session is None or session.number != asking.number:
+            if session is None or session.token != asking.token:
                 return  # superseded while it waited for its turn: what it wished no longer counts
             row = await self.rows.get(session.client, fresh=self._settling())
             if row.created is None:
@@ -366,6 +366,9 @@ class Registrar:
 
     def pending_again(self, row: ClientRow) -> list[Registration]:
         """Whoever reads a client's row also repeats its pending cells, those aside that were appended a moment ago."""
+        if row.created is None:  # collected or lost: whatever came of it would be void
+            self.recovery.forget(row.client)
+            return []
         events = [
             core.event_of(row, key, seqno, standing.registered, pending)
             for key, seqno, pending in row.pending()
@@ -375,17 +378,18 @@ class Registrar:
         self.counters.pending_repeated += len(events)
         return events
 
-    async def _reissue(self, told: Propagation) -> int:
-        """Repair one registration whose row lost something. Durable when this returns SETTLED."""
-        client = told.client
+    async def _reissue(self, client: ClientId, told: Sequence[Propagation]) -> list[int]:
+        """Repair registrations of which something was lost. Those that are answered SETTLED are durable."""
         decision = core.Decision()
         try:
             async with self._orders.turn(client):
                 row = await self.rows.get(client, fresh=True)
-                judgement = core.judge(row, told)
-                if not judgement.reissue:
-                    return UNAVAILABLE if judgement.verdict is None else judgement.verdict
-                decision = core.reissue(row, told.object, told.seqno)
+                judged = [core.judge(row, one) for one in told]
+                lost = {one.object: one.seqno for one, judgement in zip(told, judged, strict=True) if judgement.reissue}
+                verdicts = [SETTLED if one.reissue else UNAVAILABLE if one.verdict is None else one.verdict for one in judged]
+                if not lost:
+                    return verdicts
+                decision = core.reissue(row, list(lost.items()))
                 await self.recovery.mark([client])
                 await self._table.write([Mutation(self.rows.key(client), cells) for cells in decision.writes])
                 for cells in decision.writes:
@@ -396,10 +400,10 @@ class Registrar:
             self.recovery.not_appended(decision.events)
             if not isinstance(error, Unavailable):
                 raise
-            return UNAVAILABLE
-        self.counters.reissued += 1
+            return [UNAVAILABLE] * len(told)
+        self.counters.reissued += len(decision.events)
         await self.append(decision.events)
-        return SETTLED
+        return verdicts
 
     async def reread(self, session: Session) -> None:
         """A fresh look at an online client's row: at heartbeats, and when the table holds more than memory. One at a time."""

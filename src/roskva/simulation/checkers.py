@@ -49,8 +49,6 @@ class LatestLearned(Checker):
     def reason(self, world: World) -> str | None:
         for application in world.applications:
             for name in application.wishes if application.running else ():
-                if name in world.unrepaired and application is not world.newcomers.newcomer:
-                    continue
                 missing = application.missing(name)
                 if missing:
                     known = application.store.get(name, -1)
@@ -163,8 +161,6 @@ class SummariesAgree(Checker):
         if any(not self._comes_again(world, application, waiting) for waiting in row.waiting()):
             return f"{application.device} has not acknowledged everything"
         for key in wanted:
-            if name_of(key) in world.unrepaired:
-                continue
             copies = {copy.client for copy in read_copies(world.stores.look([object_row(key, partitions)])[object_row(key, partitions)])}
             if client not in copies:
                 return f"the Matcher does not know that {application.device} is registered for {key!r}"
@@ -180,6 +176,18 @@ class SummariesAgree(Checker):
         if waiting.version is None:
             return waiting.seqno <= marks.unknown_acknowledged
         return (world.epoch, waiting.version) <= marks.acknowledged
+
+
+class NothingUnfinished(Checker):
+    """At rest no Registrar has anything left to do: nothing to repeat, no row to look at."""
+
+    def reason(self, world: World) -> str | None:
+        for gateway in world.living_gateways():
+            registrar = gateway.registrar
+            left = sorted(registrar.recovery.unfinished) or sorted(registrar.rounds.marked)
+            if left:
+                return f"{gateway.member_id} has unfinished work for {len(left)} clients, such as {left[0]}"
+        return None
 
 
 class TwinsTold(Checker):

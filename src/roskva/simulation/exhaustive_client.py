@@ -55,6 +55,7 @@ class ClientSide:
     published: int = 0  # as of this input: what a fetch would yield
     sent: list[tuple[int, bytes]] = field(default_factory=list)  # (link, message), taken away after each input
     hung_up: bool = False  # its connection ended in this input, and there is a new one
+    fetched: bool = False  # the application fetched in this input
 
     def __post_init__(self) -> None:
         self._new_core()
@@ -86,6 +87,18 @@ class ClientSide:
         self.kept = max(self.kept, version)
         self._carry_out(now, self.core.acknowledge(now, notification))
 
+    def unregister(self, now: float) -> None:
+        self._carry_out(now, self.core.unregister(now, NAME))
+
+    def register(self, now: float) -> None:
+        held = self.kept if self.states_versions and self.kept >= 0 else None
+        self._carry_out(now, self.core.register(now, NAME, held))
+
+    @property
+    def registered(self) -> bool:
+        """Whether its application wishes for the object."""
+        return NAME in self.core.desired
+
     def tick(self, now: float) -> None:
         self._carry_out(now, self.core.tick(now))
 
@@ -98,8 +111,7 @@ class ClientSide:
             elif isinstance(action, WriteState):
                 self.state = action.state
             elif isinstance(action, ReissueRegistrations):
-                held = self.kept if self.states_versions and self.kept >= 0 else None
-                self._carry_out(now, self.core.register(now, NAME, held))
+                self.register(now)
             elif isinstance(action, CloseChannel):
                 self.hung_up = True
                 self.reconnect(now)
@@ -109,6 +121,7 @@ class ClientSide:
     def _show(self, notification: Notification) -> None:
         version = notification.version
         if version is None:
+            self.fetched = True
             self.waiting.append((notification, self.published))  # it fetches at once: as early as may be
             return
         if version > self.published:

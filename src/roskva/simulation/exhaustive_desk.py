@@ -8,7 +8,7 @@ the search has a desk of its own. Not here: several owners of one client, and ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from roskva.protocol.messages import (
     ServerMessage,
     StartAnew,
     Status,
-    Summary,
     SyncRequest,
     decode_client,
     encode,
@@ -34,79 +33,24 @@ from roskva.registrar.cells import WAITING, Created
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED
 from roskva.simulation.exhaustive_client import CONFIG, OBJECT
-from roskva.table.interface import Cell, wins
+from roskva.simulation.exhaustive_rows import RESEND_MIN_S, Call, Entry, Rows, Visit
+from roskva.table.interface import Cell
 
 KEYRING: Final = Keyring({1: b"k" * 32})
 DATA_CENTER: Final = "here"
 INCARNATION: Final = 1
 REGISTRATIONS_MAX: Final = 10
 SENT_JUST_NOW_S: Final = 1.0
-REPEAT_AFTER_S: Final = 5.0
-RESEND_MIN_S: Final = 1.0
 RESEND_MAX_S: Final = 60.0
 SYNC_HINT_S: Final = 60.0
 
 
-class Died(Exception):
-    """Between two durable steps."""
-
-
 @dataclass(slots=True)
-class Entry:
-    """A notification that an online client has not acknowledged."""
-
-    seqno: int
-    version: int | None
-    stored: int = NOT_STORED
-    acknowledged: bool = False
-    sent_s: float = -1e9
-    due_s: float = 0.0
-    pause_s: float = RESEND_MIN_S
-
-
-@dataclass(slots=True)
-class Visit:
-    """A session in memory."""
-
-    client: ClientId
-    number: int
-    token: str
-    link: int
-    summary: Summary | None = None
-    pending: int = 0
-    hinted_s: float = -1e9
-    operations: core.Operations = field(default_factory=core.Operations)
-    outstanding: dict[bool, Entry] = field(default_factory=dict)  # by whether it is an unknown
-
-    def take(self, row: ClientRow) -> None:
-        self.summary = row.digest.summary()
-        self.pending = row.pending_count
-
-
-@dataclass(slots=True)
-class Call:
-    """A propagation that was sent and waits for its acknowledgement."""
-
-    told: Propagation
-    entry: Entry | None
-    tell: bool
-    version: int | None
-
-
-@dataclass(slots=True)
-class Desk:
-    rows: dict[ClientId, dict[bytes, Cell]] = field(default_factory=dict)
-    marks: dict[ClientId, bool] = field(default_factory=dict)  # durable; whether this Registrar has yet to look at them
+class Desk(Rows):
     visits: dict[ClientId, Visit] = field(default_factory=dict)
-    cached: dict[ClientId, ClientRow] = field(default_factory=dict)
-    appended: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # when to append it again, and the pause
     ack_cells: list[tuple[ClientId, Cell]] = field(default_factory=list)
     calls: dict[tuple[str, ClientId], Call] = field(default_factory=dict)  # by the task that asks
-    now: float = 0.0
     sent: list[tuple[int, bytes]] = field(default_factory=list)  # (link, message), taken away after each input
-    events: list[Registration] = field(default_factory=list)  # appended to the feed in this input
-    steps: int = 0  # durable ones of this input
-    dies_after: int | None = None
 
     def form(self) -> tuple[Any, ...]:
         """What tells two states apart: the cache as its cells, and nothing of it where it equals the table."""
@@ -118,41 +62,6 @@ class Desk:
             for name, call in sorted(self.calls.items())
         ]
         return rows, self.marks, self.visits, cached, list(self.cached), self.appended, self.ack_cells, calls
-
-    # Durable steps.
-
-    def _step(self) -> None:
-        if self.dies_after is not None and self.steps >= self.dies_after:
-            raise Died
-        self.steps += 1
-
-    def _mark(self, client: ClientId) -> None:
-        self._step()
-        self.marks.setdefault(client, False)  # its own marks it need not read
-
-    def _write(self, client: ClientId, cells: Sequence[Cell]) -> None:
-        self._step()
-        self.land(client, cells)
-        if client in self.cached:
-            self.cached[client].apply(cells)
-
-    def land(self, client: ClientId, cells: Sequence[Cell]) -> None:
-        row = self.rows.setdefault(client, {})
-        for cell in cells:
-            if cell.name not in row or wins(cell, row[cell.name]):
-                row[cell.name] = cell
-
-    def _append(self, events: Iterable[Registration]) -> None:
-        for event in events:
-            pause_s = 2 * self.appended[event.client][1] if event.client in self.appended else REPEAT_AFTER_S
-            self.appended[event.client] = (self.now + pause_s, pause_s)
-            self._step()
-            self.events.append(event)
-
-    def row(self, client: ClientId, fresh: bool = False) -> ClientRow:
-        if fresh or client not in self.cached:
-            self.cached[client] = ClientRow(client, self.rows.get(client, {}).values())
-        return self.cached[client]
 
     def die(self) -> None:
         """The memory is gone; the next Registrar looks at every mark."""
@@ -295,7 +204,7 @@ class Desk:
         if judgement.verdict is not None:
             return judgement.verdict
         if judgement.reissue:
-            decision = core.reissue(self.row(told.client), OBJECT, told.seqno)
+            decision = core.reissue(self.row(told.client), [(OBJECT, told.seqno)])
             self._mark(told.client)
             for cells in decision.writes:
                 self._write(told.client, cells)
@@ -366,7 +275,7 @@ class Desk:
     def blind(self, task: str, told: Propagation) -> int:
         """A task writes in the stead of this Registrar, which did not answer; it finds the mark."""
         self.calls.pop((task, told.client), None)
-        decision = core.blind(told.client, self.rows.get(told.client, {}), told)
+        decision = core.blind(ClientRow(told.client, self.rows.get(told.client, {}).values()), told)
         if decision.cells:
             self.land(told.client, decision.cells)
             self.marks[told.client] = True

@@ -16,6 +16,7 @@ FAULTS: Final = (
     "kill gateway",
     "stop gateway",
     "pause gateway",
+    "pause workers",
     "kill pipeline",
     "orphan workers",
     "lose checkpoint",
@@ -66,6 +67,8 @@ class Knobs:
     away_s: float  # clients that die come back after as long as this, at most; 0: after seconds
     pace: float  # by which the intervals of the service are longer: a world of days would be nothing but ticks
     fan_out_above: int
+    rows_cached_max: int
+    outstanding_max: int
     records_per_batch_max: int
     operations_per_message_max: int
     settling_s: float
@@ -101,9 +104,10 @@ def draw(seed: int) -> Knobs:
     pauses_s = (0.2, 1.0) if records_per_batch_max == 1 else (0.02, 0.2, 1.0)  # what comes faster than it goes never comes to rest
     pause_s = chance.choice(pauses_s)
     acts = chance.choice((20, 60, 200))
-    away_s = 0.0 if large or chance.random() < 0.995 else chance.uniform(0.5, 3.0) * _DAY_S
+    away_s = 0.0 if large or chance.random() < 0.994 else chance.uniform(0.5, 1.5) * _DAY_S
     if away_s:
         pause_s = away_s / acts
+        enabled |= {"kill client"}
     return Knobs(
         seed=seed,
         gateways=chance.choice((1, 1, 2, 2, 3)),
@@ -129,6 +133,8 @@ def draw(seed: int) -> Knobs:
         away_s=away_s,
         pace=30.0 if away_s else 1.0,
         fan_out_above=chance.choice((1, 3, 1_000)),
+        rows_cached_max=chance.choice((2, 50_000, 50_000)),
+        outstanding_max=chance.choice((3, 200_000, 200_000)),
         records_per_batch_max=records_per_batch_max,
         operations_per_message_max=1_000 if size == "vast" else chance.choice((30, 1_000) if large else (1, 10, 1_000, 1_000)),
         settling_s=chance.choice((0.0, 2.0, 10.0)),

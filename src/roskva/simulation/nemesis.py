@@ -35,6 +35,7 @@ class Nemesis:
             "kill gateway": self._kill_gateway,
             "stop gateway": self._stop_gateway,
             "pause gateway": self._pause_gateway,
+            "pause workers": self._pause_workers,
             "kill pipeline": self._kill_pipeline,
             "orphan workers": self._orphan_workers,
             "lose checkpoint": self._lose_checkpoint,
@@ -84,8 +85,10 @@ class Nemesis:
         self.world.network.conditions = replace(current, **changes)
 
     def _pair(self) -> tuple[str, str]:
-        one, other = self._chance.sample(self.world.hosts(), 2)
-        return one, other
+        """Two machines that talk to each other: one of them is a gateway's."""
+        gateway = f"gateway-{self._chance.randrange(self.world.knobs.gateways)}"
+        other = self._chance.choice([host for host in self.world.hosts() if host != gateway])
+        return (gateway, other) if self._chance.random() < 0.5 else (other, gateway)
 
     def _cut(self) -> None:
         one, other = self._pair()
@@ -98,7 +101,9 @@ class Nemesis:
         self._while_s(lambda: self.world.network.unclog(source, target))
 
     def _break_streams(self) -> None:
-        self.world.network.break_streams(*self._pair())
+        gateway = f"gateway-{self._chance.randrange(self.world.knobs.gateways)}"
+        others = [f"gateway-{slot}" for slot in range(self.world.knobs.gateways) if f"gateway-{slot}" != gateway]
+        self.world.network.break_streams(gateway, self._chance.choice(["pipeline", *others]))
 
     # Processes.
 
@@ -112,7 +117,12 @@ class Nemesis:
     def _pause_gateway(self) -> None:
         gateway = self.world.gateways.get(self._chance.randrange(self.world.knobs.gateways))
         if gateway is not None:
-            gateway.process.paused_until_s = self.world.loop.time() + self._chance.choice((0.5, 3.0, 8.0))
+            # The longest: others take over, and are done with settling, before it wakes.
+            gateway.process.paused_until_s = self.world.loop.time() + self._chance.choice((0.5, 3.0, 8.0, 20.0))
+
+    def _pause_workers(self) -> None:
+        if self.world.driver is not None:
+            self.world.driver.workers.paused_until_s = self.world.loop.time() + self._chance.choice((1.0, 5.0, 20.0))
 
     def _kill_pipeline(self) -> None:
         self.world.kill_pipeline(restart_after_s=self._chance.choice((0.1, 3.0)))
@@ -140,7 +150,8 @@ class Nemesis:
             application.drop_connection()
 
     def _clone_client(self) -> None:
-        application = self._chance.choice(self.world.applications)
+        """Not the first: an application that was cloned begins anew in the end, and its history then proves nothing."""
+        application = self._chance.choice(self.world.applications[1:] or self.world.applications)
         if application.running and application.state is not None:
             clone = self.world.clone(application)
             if self._chance.random() < 0.5:  # a machine was copied, and both are started
@@ -201,16 +212,12 @@ class Nemesis:
         self.world.stores.lose("table", "registrar", self._chance.randrange(self.world.stores.partitions))
 
     def _lose_matcher_partition(self) -> None:
-        partition = self._chance.randrange(self.world.stores.partitions)
-        self.world.stores.lose("table", "matcher", partition)
-        self.world.unrepaired |= {name for name in self.world.names if self.world.partition_of(name) == partition}
+        self.world.stores.lose("table", "matcher", self._chance.randrange(self.world.stores.partitions))
 
     def _lose_feed_partition(self) -> None:
-        """Of registrations: what is pending is appended again. Of updates: what was not matched yet is gone."""
-        topic, partition = self._chance.choice(("updates", "registrations")), self._chance.randrange(self.world.stores.partitions)
-        self.world.stores.lose("feed", topic, partition)
-        if topic == "updates":
-            self.world.unrepaired |= {name for name in self.world.names if self.world.partition_of(name) == partition}
+        """Of registrations: what is pending is appended again. Of updates and fan-outs: what was not matched yet is gone."""
+        topic = self._chance.choice(("updates", "updates", "registrations", "fan-outs"))
+        self.world.stores.lose("feed", topic, self._chance.randrange(self.world.stores.partitions))
 
     def _lose_everything(self) -> None:
         self.world.lose_everything()

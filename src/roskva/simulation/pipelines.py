@@ -22,16 +22,20 @@ from roskva.pipeline.matching import Task
 from roskva.pipeline.offsets import FAN_OUT, MATCHING, STREAMS, Place, Range, Stream, advance, plan, share_out
 from roskva.pipeline.patience import persist
 from roskva.pipeline.propagation import Links
+from roskva.pipeline.repair import Lost, Repair, lost_in
 from roskva.pipeline.surroundings import Surroundings
 from roskva.simulation.fibers import Fiber, block
 from roskva.simulation.network import FiberSocket
 from roskva.simulation.processes import Process
 from roskva.simulation.stores import BlockingFeed, BlockingTable, SimulatedManifest
+from roskva.table.manifest import Address
 
 if TYPE_CHECKING:
     from roskva.simulation.world import World
 
 _LOG_EVERY_S: Final = 1.0
+_LOOK_FOR_LOSSES_S: Final = 2.0
+_RETRY_HORIZON_S: Final = 60.0  # no publisher repeats for longer
 _BRIDGED: Final = (None,) * 4  # the Bridge left it open: `forms.extract` decides
 
 
@@ -90,6 +94,7 @@ class SimulatedDriver:
     def start(self) -> None:
         for stream in STREAMS:
             self.process.spawn(self._query(stream))
+        self.process.spawn(self._repairs())
 
     def kill(self, orphans_for_s: float = 0.0) -> None:
         self.process.kill()
@@ -139,6 +144,27 @@ class SimulatedDriver:
                 log.ends.pop(number, None)
                 number -= 1
 
+    async def _repairs(self) -> None:
+        """As the real driver: whenever a look at the manifest shows a lost partition, one pass over all clients' rows."""
+        stores, pace = self.world.stores, self.world.knobs.pace
+        repaired: dict[Lost, float] = {}
+        while True:
+            await asyncio.sleep(_LOOK_FOR_LOSSES_S * pace)
+            await self.process.breathe()
+            lost = [one for one in lost_in(stores.incarnations) if one not in repaired]
+            if lost:
+                await self._pass_over_rows({one.address.partition for one in lost})
+                repaired.update(dict.fromkeys(lost, self.world.loop.time()))
+            for one, since_s in list(repaired.items()):
+                if self.world.loop.time() - since_s > _RETRY_HORIZON_S * pace:
+                    stores.mark_complete(one.address, one.incarnation)
+                    del repaired[one]
+
+    async def _pass_over_rows(self, lost: set[int]) -> None:
+        repair = Repair(self._connected("repair", 0))  # type: ignore[arg-type]
+        for partition in range(self.world.knobs.partitions):
+            await self._all_done([self.workers.spawn(Fiber(partial(repair.run, partition, lost)).run())])
+
     def _forget_old(self, log: Checkpoint, number: int) -> None:
         for old in [one for one in log.ends if one < number - 20]:
             log.ends.pop(old)
@@ -148,7 +174,7 @@ class SimulatedDriver:
         """Retention: what was consumed may go, now or later."""
         stores = self.world.stores
         for (topic, partition), position in end.items():
-            if self._chance.random() < 0.2 and position.incarnation == stores.incarnations["feed", topic, partition].incarnation:
+            if self._chance.random() < 0.2 and position.incarnation == stores.incarnations[Address("feed", topic, partition)].incarnation:
                 stores.trim(topic, partition, position.offset)
 
     def _positions(self, stream: Stream, which: Callable[[str], dict[int, Position]]) -> dict[Place, Position]:
@@ -179,10 +205,17 @@ class SimulatedDriver:
         shares = _cut(planned.ranges, tasks_max, self._chance.random() < 0.3)
         running = []
         for slot, share in enumerate(shares):
-            if (stream.name, slot) not in self._slots:
-                self._slots[stream.name, slot] = Workers(self.world, self.workers, f"{stream.name} {slot}")
-            work = partial(self._task, stream, share, self._slots[stream.name, slot])
+            work = partial(self._task, stream, share, self._connected(stream.name, slot))
             running.append(self.workers.spawn(Fiber(work).run()))
+        await self._all_done(running)
+
+    def _connected(self, what: str, slot: int) -> Workers:
+        """One set of connections, and of dice, for each: two with the same dice would give their marks the same names."""
+        if (what, slot) not in self._slots:
+            self._slots[what, slot] = Workers(self.world, self.workers, f"{what} {slot}")
+        return self._slots[what, slot]
+
+    async def _all_done(self, running: list[asyncio.Task[Any]]) -> None:
         # Not `gather`: if this driver dies, its workers go on.
         while running:
             done, rest = await asyncio.wait(running)

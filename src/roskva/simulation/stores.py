@@ -22,7 +22,7 @@ from roskva.simulation.fibers import block
 from roskva.simulation.loop import VirtualLoop
 from roskva.simulation.processes import Process
 from roskva.table.interface import TABLES, Cell, Mutation, Row, RowKey, check_mutation, wins
-from roskva.table.manifest import COMPLETE, RECOVERING
+from roskva.table.manifest import COMPLETE, RECOVERING, Address, PartitionRecord
 
 Place = tuple[str, int]  # table or topic, and partition
 
@@ -38,12 +38,6 @@ class StoreConditions:
     kill: float = 0.0  # the part of writes in which their process dies, half of them when they landed
 
 
-@dataclass(frozen=True)
-class PartitionRecord:
-    incarnation: int
-    state: str
-
-
 class Stores:
     """All durable state of one data center."""
 
@@ -57,9 +51,9 @@ class Stores:
         self.logs: dict[Place, list[Record]] = {(topic, p): [] for topic in TOPICS for p in range(partitions)}
         self.next_offsets: dict[Place, int] = dict.fromkeys(self.logs, 0)
         self.once: dict[Place, set[bytes]] = {place: set() for place in self.logs}
-        self.incarnations: dict[tuple[str, str, int], PartitionRecord] = {
-            **{("table", table, p): PartitionRecord(1, COMPLETE) for table in TABLES for p in range(partitions)},
-            **{("feed", topic, p): PartitionRecord(1, COMPLETE) for topic in TOPICS for p in range(partitions)},
+        self.incarnations: dict[Address, PartitionRecord] = {
+            **{Address("table", table, p): PartitionRecord(1, COMPLETE, True) for table in TABLES for p in range(partitions)},
+            **{Address("feed", topic, p): PartitionRecord(1, COMPLETE, True) for topic in TOPICS for p in range(partitions)},
         }
         self.epochs: dict[str, int] = {}
         self.appended = asyncio.Event()  # something came into the feed
@@ -70,14 +64,18 @@ class Stores:
     def lose(self, kind: str, name: str, partition: int) -> None:
         """A partition's file is gone; whoever looks finds a new one, which the manifest knows as recovering."""
         self.counts[f"lost {kind}"] += 1
-        record = self.incarnations[kind, name, partition]
-        self.incarnations[kind, name, partition] = PartitionRecord(record.incarnation + 1, RECOVERING)
+        address = Address(kind, name, partition)
+        self.incarnations[address] = PartitionRecord(self.incarnations[address].incarnation + 1, RECOVERING, True)
         if kind == "table":
             for row in [row for row in self.rows if row[:2] == (name, partition)]:
                 del self.rows[row]
         else:
             place = (name, partition)
             self.logs[place], self.next_offsets[place], self.once[place] = [], 0, set()
+
+    def mark_complete(self, address: Address, incarnation: int) -> None:
+        if self.incarnations[address].incarnation == incarnation:
+            self.incarnations[address] = PartitionRecord(incarnation, COMPLETE, True)
 
     def lose_everything(self) -> None:
         for kind, name, partition in self.incarnations:
@@ -175,14 +173,17 @@ class Stores:
     def oldest(self, topic: str) -> dict[int, Position]:
         return {
             p: Position(
-                self.incarnations["feed", topic, p].incarnation,
+                self.incarnations[Address("feed", topic, p)].incarnation,
                 self.logs[topic, p][0].offset if self.logs[topic, p] else self.next_offsets[topic, p],
             )
             for p in range(self.partitions)
         }
 
     def newest(self, topic: str) -> dict[int, Position]:
-        return {p: Position(self.incarnations["feed", topic, p].incarnation, self.next_offsets[topic, p]) for p in range(self.partitions)}
+        return {
+            p: Position(self.incarnations[Address("feed", topic, p)].incarnation, self.next_offsets[topic, p])
+            for p in range(self.partitions)
+        }
 
     def trim(self, topic: str, partition: int, before: int) -> None:
         """Retention: what every subscription has consumed may go."""
@@ -229,7 +230,7 @@ class TableFront:
         return dict(found)
 
     async def incarnation_of(self, table: str, partition: int) -> int:
-        return self._stores.incarnations["table", table, partition].incarnation  # a look at a directory: no time passes
+        return self._stores.incarnations[Address("table", table, partition)].incarnation  # a look at a directory: no time passes
 
     def delete_rows(self, rows: Sequence[RowKey]) -> None:
         for row in rows:
@@ -296,10 +297,10 @@ class BlockingTable:
             self._stores.rows.pop(row, None)
 
     def incarnation(self, table: str, partition: int) -> int:
-        return self._stores.incarnations["table", table, partition].incarnation
+        return self._stores.incarnations[Address("table", table, partition)].incarnation
 
     def complete(self, table: str, partition: int) -> bool:
-        return self._stores.incarnations["table", table, partition].state == COMPLETE
+        return self._stores.incarnations[Address("table", table, partition)].state == COMPLETE
 
     def close(self) -> None:
         pass
@@ -349,4 +350,4 @@ class SimulatedManifest:
         return self._stores.epochs.get(application, 0)
 
     def record(self, kind: str, name: str, partition: int) -> PartitionRecord:
-        return self._stores.incarnations[kind, name, partition]
+        return self._stores.incarnations[Address(kind, name, partition)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roskva.config import ApplicationSettings, Settings
-from roskva.model import ClientId, object_key, partition_of
+from roskva.model import ClientId
 from roskva.pipeline.offsets import STREAMS
 from roskva.protocol.messages import Config
 from roskva.protocol.tokens import Keyring
@@ -29,6 +29,7 @@ from roskva.simulation.checkers import (
     NoRegress,
     NoStorm,
     NothingForgotten,
+    NothingUnfinished,
     OnlyPublished,
     QueuesBounded,
     SourceLeftOut,
@@ -48,7 +49,8 @@ from roskva.simulation.pipelines import Checkpoint, SimulatedDriver
 from roskva.simulation.stores import Stores
 from roskva.simulation.workload import Workload
 
-HEALING_S: Final = 240.0  # of virtual time, after which the promise must hold
+HEALING_S: Final = 90.0  # of virtual time, after which the promise must hold
+NEWCOMER_S: Final = 60.0  # in which somebody new learns everything
 PROMPT_S: Final = 6.0  # within which a healthy world learns of an update: before the second retry of anything
 _LOOK_EVERY_S: Final = 1.0
 _REST_S: Final = 12.0
@@ -119,6 +121,7 @@ class World:
             SourceLeftOut(),
             self.silence,
             SummariesAgree(),
+            NothingUnfinished(),
             self.twins,
             self.newcomers,
             self.storm,
@@ -126,11 +129,11 @@ class World:
         self.watch = Watch(self.checkers)
         self.gateways: dict[int, SimulatedGateway] = {}
         self._boots: Counter[str] = Counter()
+        self._down_until_s: dict[str, float] = {}  # whom the nemesis keeps down, whatever its supervisor does
         self.driver: SimulatedDriver | None = None
         self.applications: list[Application] = []
         self.clones: list[Application] = []
         self.backend = Backend(self, 0)
-        self.unrepaired: set[bytes] = set()  # objects whose partition was lost: who was registered for them may wait for ever
         self.nemesis = Nemesis(self)
 
     # Chance and words.
@@ -170,7 +173,8 @@ class World:
     # Processes.
 
     def start_gateway(self, slot: int) -> None:
-        if slot in self.gateways and self.gateways[slot].process.alive:
+        alive = slot in self.gateways and self.gateways[slot].process.alive
+        if alive or self.loop.time() < self._down_until_s.get(f"gateway {slot}", 0.0):
             return
         self._boots["gateway"] += 1
         gateway = self.gateways[slot] = SimulatedGateway(self, slot, self._boots["gateway"])
@@ -185,6 +189,7 @@ class World:
 
     def kill_gateway(self, slot: int, restart_after_s: float) -> None:
         if slot in self.gateways:
+            self._down_until_s[f"gateway {slot}"] = self.loop.time() + restart_after_s
             self.gateways[slot].process.kill()
             self.loop.call_later(restart_after_s, self.start_gateway, slot)
 
@@ -201,7 +206,8 @@ class World:
         return self.gateways[chance.randrange(self.knobs.gateways)] if self.gateways else None
 
     def start_pipeline(self) -> None:
-        if self.driver is not None and self.driver.process.alive:
+        alive = self.driver is not None and self.driver.process.alive
+        if alive or self.loop.time() < self._down_until_s.get("pipeline", 0.0):
             return
         self._boots["pipeline"] += 1
         driver = self.driver = SimulatedDriver(self, self._boots["pipeline"])
@@ -210,6 +216,7 @@ class World:
         driver.start()
 
     def kill_pipeline(self, restart_after_s: float, orphans_for_s: float = 0.0, checkpoint_lost: bool = False) -> None:
+        self._down_until_s["pipeline"] = self.loop.time() + restart_after_s
         if self.driver is not None:
             self.tell(self.driver.name, "dies")
             self.driver.kill(orphans_for_s)
@@ -255,10 +262,6 @@ class World:
             self.backend.process.host,
             *(f"client-{application.number}" for application in self.applications),
         ]
-
-    def partition_of(self, name: bytes) -> int:
-        """Of the Matcher's table, and of the feed of updates."""
-        return partition_of(object_key("demo", self.epoch, name), self.knobs.partitions)
 
     # What checkers ask.
 
@@ -323,8 +326,9 @@ class World:
     def heal(self) -> None:
         self.network.heal()
         self.stores.heal()
-        for gateway in self.living_gateways():
-            gateway.process.paused_until_s = 0.0
+        self._down_until_s.clear()
+        for process in (*(gateway.process for gateway in self.living_gateways()), *([self.driver.workers] if self.driver else [])):
+            process.paused_until_s = 0.0
         for slot in range(self.knobs.gateways):
             self.start_gateway(slot)
         self.start_pipeline()
@@ -370,7 +374,7 @@ class World:
     async def _newcomer(self, workload: Workload) -> None:
         before = self.stores.appended_to("registrations")
         self.newcomers.newcomer = workload.newcomer()
-        await self._come_to_rest("with a newcomer", HEALING_S)
+        await self._come_to_rest("with a newcomer", NEWCOMER_S * self.knobs.pace)
         self.storm.after_registrations(self.knobs.objects, self.stores.appended_to("registrations") - before)
 
     def _end(self) -> None:
@@ -422,6 +426,8 @@ def _settings(knobs: Knobs) -> Settings:
         applications={"demo": demo},
         fan_out_above=knobs.fan_out_above,
         records_per_batch_max=knobs.records_per_batch_max,
+        rows_cached_max=knobs.rows_cached_max,
+        outstanding_max=knobs.outstanding_max,
         operations_per_message_max=knobs.operations_per_message_max,
         settling_s=knobs.settling_s * pace,
         ack_wait_ms=knobs.ack_wait_ms,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from roskva.model import ClientId, client_partition
+from roskva.probes import reached
 from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation, Row, RowKey
 
 MARKS: Final = "marks"
@@ -142,7 +143,9 @@ class MarkReader:
         partition = plan.partition
         head = head_in(rows.get(head_row(partition), {}))
         cursor = self._cursors.get(partition)
-        if cursor is None or head < cursor.head:  # lost: its numbers begin again
+        if cursor is not None and head < cursor.head:
+            reached("marks: a lost partition begins again")
+        if cursor is None or head < cursor.head:
             self.forget(partition)
             self._cursors[partition] = _Cursor(head, plan.now_s)
             return []
@@ -193,7 +196,9 @@ class MarkReader:
         counted = self._counts.get(row)
         if counted == len(cells):
             return []
-        seen = self._seen.get(row, set()) if counted is None else set()  # something came late: look at all of this bucket once more
+        if counted is not None:
+            reached("marks: one came late")  # look at all of this bucket once more
+        seen = self._seen.get(row, set()) if counted is None else set()
         own = self._own if knows_own else None
         return [
             ClientId((cell.value or b"").decode())

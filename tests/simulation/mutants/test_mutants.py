@@ -15,6 +15,7 @@ from roskva.simulation.checkers import Checker
 from tests.simulation.mutants.gallery import GALLERY
 from tests.simulation.mutants.run import ROOT, DoesNotFit, in_a_fresh_process, mutated
 from tests.simulation.mutants.search import recorded
+from tests.simulation.mutants.table import DOCUMENT, document
 
 _AT_ONCE = 2
 _WORLD_S = 60.0
@@ -56,6 +57,10 @@ def test_the_gallery_is_as_large_as_promised() -> None:
     assert len(GALLERY) >= 25
     assert RECORDED.keys() == GALLERY.keys()
     assert all(1 <= caught["seed"] <= 2_000 for caught in RECORDED.values())
+
+
+def test_the_table_of_mutants_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == document(), "run: python -m tests.simulation.mutants.table > docs/mutants.md"
 
 
 @pytest.mark.parametrize("name", GALLERY)

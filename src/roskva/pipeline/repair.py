@@ -1,0 +1,85 @@
+"""Repairs what a lost partition took with it: every registration of its objects is registered anew (Thialfi 4.1.5, 4.2.5).
+
+A partition of the Matcher's table held the copies of registrations; one of the feed held updates that nobody may have matched. Either way
+nobody knows any more who was to be told of what. The clients' rows still say who is registered, so a sweep reads all of them and
+proposes; the owner of each row does it, or the task in its stead, as with any propagation. A registration that is made anew yields
+"unknown", so that its client fetches.
+
+One pass over all rows is enough if it began after the loss was recorded. What a row held before the pass came to it is registered
+anew; what is registered later is matched later, against the new partition. A pass that is cut short is begun again: more clients hear
+"unknown" twice.
+Imports no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from roskva.feed.interface import FAN_OUTS, UPDATES
+from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, epoch_of, partition_of
+from roskva.pipeline.connections import Connections
+from roskva.pipeline.patience import persist
+from roskva.pipeline.telling import Counts, Teller
+from roskva.registrar.cells import CREATED, REG, REGISTERED, read_created
+from roskva.table.interface import Row
+from roskva.table.manifest import RECOVERING, Address, PartitionRecord
+
+ROWS_AT_A_TIME: Final = 500
+_HELD: Final = frozenset({("table", "matcher"), ("feed", UPDATES), ("feed", FAN_OUTS)})  # what a pass repairs
+
+
+class Lost(NamedTuple):
+    """A partition that was lost and made again, and whose registrations are to be made anew."""
+
+    address: Address
+    incarnation: int
+
+
+def lost_in(records: Mapping[Address, PartitionRecord]) -> list[Lost]:
+    return [
+        Lost(address, record.incarnation)
+        for address, record in records.items()
+        if record.state == RECOVERING and (address.kind, address.name) in _HELD
+    ]
+
+
+def registrations_to_repair(
+    client: ClientId, row: Row, lost: frozenset[int], partitions: int, epoch_of_application: Callable[[str], int]
+) -> Iterator[Propagation]:
+    """What a client has registered, of objects in the lost partitions. A row without `created` is nobody's."""
+    created = read_created(row.get(CREATED))
+    if created is None:
+        return
+    epoch = epoch_of_application(created.application)
+    for name, cell in row.items():
+        if name.startswith(REG) and cell.value == REGISTERED:
+            key = ObjectKey(name[len(REG) :])
+            if epoch_of(key) == epoch and partition_of(key, partitions) in lost:
+                yield Propagation(client, key, cell.timestamp, OUTCOME_LOST, 0)
+
+
+class Repair:
+    """One task of a pass: one partition of clients' rows."""
+
+    def __init__(self, connected: Connections) -> None:
+        self._connected = connected
+        self.counts = Counts()
+        self._teller = Teller(connected, self.counts)
+
+    def run(self, partition: int, lost: Iterable[int]) -> Counts:
+        """Returns when every row was looked at, and all that it asks for is durable."""
+        connected, wanted = self._connected, frozenset(lost)
+        after = b""
+        while page := persist("reading clients' rows", lambda after=after: self._page(partition, after), connected.around):  # type: ignore[misc]
+            told: list[Propagation] = []
+            for key, row in page:
+                told += registrations_to_repair(
+                    ClientId(key.decode()), row, wanted, connected.settings.partitions, connected.manifest.epoch
+                )
+            self._teller.tell(told)
+            after = page[-1][0]
+        return self.counts
+
+    def _page(self, partition: int, after: bytes) -> list[tuple[bytes, Row]]:
+        return list(self._connected.table.scan("registrar", partition, after, ROWS_AT_A_TIME))

@@ -1,0 +1,184 @@
+"""What a lost partition took with it is registered anew: who is asked, and when it is done. Real tables, manifests and Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from roskva.config import Settings
+from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, object_key, partition_of
+from roskva.pipeline import repair as repair_module
+from roskva.pipeline import sweeps
+from roskva.pipeline.connections import Connections
+from roskva.pipeline.repair import Repair, lost_in, registrations_to_repair
+from roskva.pipeline.telling import Counts
+from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells
+from roskva.table import open_manifest, open_table
+from roskva.table.interface import Mutation
+from roskva.table.manifest import COMPLETE, LOST, RECOVERING, Address, Manifest, PartitionRecord
+from tests.pipeline.standin import RegistrarStandIn, settings_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEQNO = 1 << 32 | 1
+NAMES = [b"object-%d" % number for number in range(20)]
+KEYS = [object_key("demo", 0, name) for name in NAMES]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_for(tmp_path)
+
+
+@pytest.fixture
+def registrar(settings: Settings) -> Iterator[RegistrarStandIn]:
+    standin = RegistrarStandIn(settings)
+    yield standin
+    standin.die()
+
+
+def a_client(settings: Settings, name: str, *keys: ObjectKey, created: bool = True, registered: bool = True) -> ClientId:
+    """A row with these registrations."""
+    client = ClientId(name)
+    cells = [created_cell(Created("demo", name))] if created else []
+    for key in keys:
+        cells += registration_cells(key, SEQNO, registered, Pending())
+    open_table(settings).write([Mutation(client_row(client, settings.partitions), cells)])
+    return client
+
+
+def lost_of(settings: Settings, key: ObjectKey) -> frozenset[int]:
+    return frozenset({partition_of(key, settings.partitions)})
+
+
+def test_only_what_the_pipeline_cannot_do_without_is_repaired() -> None:
+    """Trap 39: and of that only what is made again already, under the number that it has now."""
+    records = {
+        Address("table", "matcher", 0): PartitionRecord(7, RECOVERING, True),
+        Address("table", "matcher", 1): PartitionRecord(1, COMPLETE, True),
+        Address("table", "matcher", 2): PartitionRecord(3, LOST, False),
+        Address("table", "registrar", 0): PartitionRecord(2, RECOVERING, True),  # its clients start anew by themselves
+        Address("feed", "updates", 3): PartitionRecord(9, RECOVERING, True),
+        Address("feed", "registrations", 3): PartitionRecord(9, RECOVERING, True),  # what is pending is appended again
+    }
+    assert lost_in(records) == [(Address("table", "matcher", 0), 7), (Address("feed", "updates", 3), 9)]
+
+
+def test_a_client_is_asked_to_repair_what_it_registered_of_the_lost_partitions(settings: Settings) -> None:
+    client = a_client(settings, "client", *KEYS)
+    row = client_row(client, settings.partitions)
+    cells = open_table(settings).read([row])[row]
+    lost = lost_of(settings, KEYS[0])
+    told = list(registrations_to_repair(client, cells, lost, settings.partitions, lambda application: 0))
+    expected = [key for key in KEYS if partition_of(key, settings.partitions) in lost]
+    assert sorted(told) == sorted(Propagation(client, key, SEQNO, OUTCOME_LOST, 0) for key in expected)
+    assert 0 < len(expected) < len(KEYS)
+    assert list(registrations_to_repair(client, cells, lost, settings.partitions, lambda application: 1)) == [], "of an old epoch"
+
+
+def test_a_pass_finds_every_registration_page_by_page(
+    settings: Settings, registrar: RegistrarStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair_module, "ROWS_AT_A_TIME", 3)
+    registered = {a_client(settings, f"client-{number}", KEYS[0]) for number in range(25)}
+    a_client(settings, "gone", KEYS[0], created=False)
+    a_client(settings, "unregistered", KEYS[0], registered=False)
+    connected = Connections(settings)
+    repair = Repair(connected)
+    for partition in range(settings.partitions):
+        repair.run(partition, lost_of(settings, KEYS[0]))
+    connected.links.close()
+    assert repair.counts.propagations == 25
+    assert {told.client for _, told in registrar.told} == registered
+
+
+def test_the_job_runs_in_spark(settings: Settings, registrar: RegistrarStandIn, spark: SparkSession) -> None:
+    clients = {a_client(settings, f"client-{number}", KEYS[0], KEYS[1]) for number in range(10)}
+    counts = sweeps.repair(spark, settings, frozenset(range(settings.partitions)))
+    assert counts.propagations == 20
+    assert {(told.client, told.object) for _, told in registrar.told} == {(one, key) for one in clients for key in KEYS[:2]}
+
+
+class Passes:
+    """In the place of the job."""
+
+    def __init__(self) -> None:
+        self.lost: list[frozenset[int]] = []
+        self.fails = False
+
+    def __call__(self, lost: frozenset[int]) -> Counts:
+        if self.fails:
+            raise RuntimeError("Spark is ending")
+        self.lost.append(lost)
+        return Counts()
+
+
+@pytest.fixture
+def manifest(settings: Settings) -> Manifest:
+    open_table(settings).write([Mutation(client_row(ClientId("c"), settings.partitions), [created_cell(Created("demo", "c"))])])
+    return open_manifest(settings)
+
+
+def lose(manifest: Manifest, partition: int) -> int:
+    """As whoever finds the file gone: record it, and make another."""
+    address = Address("table", "matcher", partition)
+    seen = manifest.record(*address).incarnation
+    assert manifest.record_lost(*address, seen)
+    incarnation = manifest.record(*address).incarnation
+    assert manifest.create(address, incarnation, lambda: None)
+    return incarnation
+
+
+def test_each_loss_gets_one_pass_and_counts_as_known_after_the_horizon(settings: Settings, manifest: Manifest) -> None:
+    """Trap 32: a publisher may repeat for a while what it published before the loss."""
+    settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
+    repairs = sweeps.Repairs(manifest, settings, passes)
+    repairs.step(0.0)
+    assert passes.lost == []
+    lose(manifest, 1)
+    for now_s in (10.0, 12.0, 109.0):
+        repairs.step(now_s)
+        assert manifest.record("table", "matcher", 1).state == RECOVERING
+    assert passes.lost == [frozenset({1})]
+    repairs.step(110.0)
+    assert manifest.record("table", "matcher", 1).state == COMPLETE
+
+
+def test_what_is_lost_again_is_repaired_again(settings: Settings, manifest: Manifest) -> None:
+    settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
+    repairs = sweeps.Repairs(manifest, settings, passes)
+    lose(manifest, 1)
+    repairs.step(0.0)
+    lose(manifest, 1)
+    repairs.step(99.0)
+    repairs.step(101.0)  # the first loss is over; the second is not
+    assert passes.lost == [frozenset({1}), frozenset({1})]
+    assert manifest.record("table", "matcher", 1).state == RECOVERING
+    repairs.step(200.0)
+    assert manifest.record("table", "matcher", 1).state == COMPLETE
+
+
+def test_a_pass_that_fails_is_begun_again(settings: Settings, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "_LOOK_EVERY_S", 0.01)
+    passes, stop = Passes(), threading.Event()
+    passes.fails = True
+    lose(manifest, 2)
+    thread = threading.Thread(target=sweeps.Repairs(manifest, settings, passes).run, args=(stop,))
+    thread.start()
+    try:
+        threading.Event().wait(0.1)
+        passes.fails = False
+        for _ in range(500):
+            if passes.lost:
+                break
+            threading.Event().wait(0.01)
+    finally:
+        stop.set()
+        thread.join(10)
+    assert passes.lost == [frozenset({2})]
