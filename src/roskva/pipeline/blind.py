@@ -14,7 +14,6 @@ from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.model import ClientId, Propagation, client_partition
 from roskva.pipeline.surroundings import REAL, Surroundings
-from roskva.probes import reached
 from roskva.registrar.cells import client_row, packed
 from roskva.registrar.core import blind
 from roskva.registrar.row import ClientRow
@@ -89,7 +88,6 @@ def _mark(table: Table, settings: Settings, clients: Sequence[ClientId], around:
         before, heads = heads, _heads(table, rows)
         if came_in_time(before, heads):
             return
-        reached("blind: marks came too late, and are written again")
 
 
 def _heads(table: Table, rows: Sequence[RowKey]) -> dict[int, int]:

@@ -37,7 +37,7 @@ FAULTS: Final = (
     "lose everything",
 )
 LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose matcher partition", "lose feed partition", "lose everything"})
-_SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.5}
+_SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.3}
 _DAY_S: Final = 86_400.0
 
 
@@ -93,7 +93,7 @@ def draw(seed: int) -> Knobs:
         "small": chance.randint(1, 5),
         "middling": chance.randint(3, 20),
         "wide": chance.randint(257, 320),
-        "vast": int(10 ** chance.uniform(3, 5)),
+        "vast": int(10 ** (3 + 2 * chance.random() ** 2)),
     }[size]
     applications = 1 if large else {"tiny": chance.randint(1, 2), "small": chance.randint(1, 5), "middling": chance.randint(4, 14)}[size]
     calm = chance.random() < 0.06
@@ -133,8 +133,8 @@ def draw(seed: int) -> Knobs:
         away_s=away_s,
         pace=30.0 if away_s else 1.0,
         fan_out_above=chance.choice((1, 3, 1_000)),
-        rows_cached_max=chance.choice((2, 50_000, 50_000)),
-        outstanding_max=chance.choice((3, 200_000, 200_000)),
+        rows_cached_max=max(chance.choice((2, 50_000, 50_000)), 50_000 if large else 0),
+        outstanding_max=max(chance.choice((3, 200_000, 200_000)), 200_000 if large or calm else 0),
         records_per_batch_max=records_per_batch_max,
         operations_per_message_max=1_000 if size == "vast" else chance.choice((30, 1_000) if large else (1, 10, 1_000, 1_000)),
         settling_s=chance.choice((0.0, 2.0, 10.0)),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from roskva.simulation.fibers import block
 from roskva.simulation.loop import VirtualLoop
-from roskva.simulation.processes import Process
+from roskva.simulation.processes import PAUSE_LOOK_S, Process
 
 _STALL_S: Final = 0.25  # how often a held-up stream is tried again
 _CONNECT_S: Final = 30.0  # a connection over a cut is never made
@@ -113,7 +113,7 @@ class Network:
             return
         wait_s = target.paused_until_s - self.loop.time()
         if wait_s > 0:
-            self.loop.call_later(wait_s, self._arrive, target, deliver, context=target.context.copy())
+            self.loop.call_later(min(wait_s, PAUSE_LOOK_S), self._arrive, target, deliver, context=target.context.copy())
         else:
             deliver()
 

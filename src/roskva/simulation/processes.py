@@ -12,6 +12,7 @@ from roskva.simulation.loop import PROCESS, VirtualLoop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PAUSE_LOOK_S = 0.5
 EPOCH_S = 1_700_000_000.0  # where wall clocks stand when a world begins
 
 
@@ -68,7 +69,7 @@ class Process:
 
     async def breathe(self) -> None:
         """Called wherever the process does something to the world: a dead one goes no further, a hanging one waits."""
-        if self.paused_until_s > self._loop.time():
-            await asyncio.sleep(self.paused_until_s - self._loop.time())
+        while (left_s := self.paused_until_s - self._loop.time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(left_s, PAUSE_LOOK_S))  # it may be woken before its time
         if not self.alive:
             raise asyncio.CancelledError

@@ -368,7 +368,8 @@ class World:
         """In a healthy world, news travel without a retry, and cost a few messages for each who hears of them."""
         before, began_s = self.network.counts["sent"], self.loop.time()
         listeners = workload.one_more_update()
-        await self._come_to_rest("after one more update", PROMPT_S * self.knobs.pace)
+        crowded = self.knobs.outstanding_max < listeners  # more than memory takes: the rest comes a few at a time
+        await self._come_to_rest("after one more update", HEALING_S if crowded else PROMPT_S * self.knobs.pace)
         self.storm.after_updates(self, self.loop.time() - began_s, self.network.counts["sent"] - before, listeners)
 
     async def _newcomer(self, workload: Workload) -> None:

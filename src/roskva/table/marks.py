@@ -196,9 +196,7 @@ class MarkReader:
         counted = self._counts.get(row)
         if counted == len(cells):
             return []
-        if counted is not None:
-            reached("marks: one came late")  # look at all of this bucket once more
-        seen = self._seen.get(row, set()) if counted is None else set()
+        seen = self._seen.get(row, set()) if counted is None else set()  # something came late: look at all of this bucket once more
         own = self._own if knows_own else None
         return [
             ClientId((cell.value or b"").decode())
