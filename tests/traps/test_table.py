@@ -125,3 +125,19 @@ def test_every_test_that_is_named_by_a_trap_is_in_its_row() -> None:
 )
 def test_numbers_are_read_as_they_are_written(text: str, number: int, found: bool) -> None:
     assert names(text, number) is found
+
+
+def short_table() -> str:
+    """The rows of the traps of one data center as docs/correctness.md has them."""
+    lines = ["| trap | transcripts | events | mutants | tests |", "|---|---|---|---|---|"]
+    for row in rows():
+        if row.name.isdigit():
+            transcripts = ", ".join(name[:2] for name in row.transcripts)
+            mutants, tests = len(row.mutants) or "", len(row.tests) or ""
+            later = " (in part)" if row.shown.startswith(LATER) else ""
+            lines.append(f"| {row.name}{later} | {transcripts} | {', '.join(row.events)} | {mutants} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_short_table_is_up_to_date() -> None:
+    assert short_table() in (ROOT / "docs" / "correctness.md").read_text(), short_table()

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 def simulate(arguments: argparse.Namespace) -> int:
     from roskva.simulation.runs import HASH_SEED, deterministic
 
-    if arguments.seed is not None or arguments.minimize:
+    if arguments.seed is None and (arguments.trace or arguments.minimize):
+        raise BadRequest("--trace and --minimize need --seed.")
+    if arguments.seed is not None and arguments.json:
+        raise BadRequest("--json is for many seeds; --seed N prints its knobs and its outcome.")
+    if arguments.seed is not None:
         if not deterministic():
             # The order of sets must be that of the run which found the seed.
             os.execve(sys.executable, [sys.executable, "-m", "roskva", *sys.argv[1:]], {**os.environ, HASH_SEED: "0"})
@@ -85,8 +89,6 @@ def _one(arguments: argparse.Namespace) -> int:
     from roskva.simulation.runs import shrink
     from roskva.simulation.world import simulate
 
-    if arguments.seed is None:
-        raise BadRequest("--minimize needs --seed.")
     outcome = simulate(draw(arguments.seed))
     if outcome.failure is not None and arguments.minimize:
         outcome = shrink(outcome.knobs, lambda knobs, tried: print(".", end="", file=sys.stderr, flush=True))

@@ -217,7 +217,12 @@ class Nemesis:
     def _lose_feed_partition(self) -> None:
         """Of registrations: what is pending is appended again. Of updates and fan-outs: what was not matched yet is gone."""
         topic = self._chance.choice(("updates", "updates", "registrations", "fan-outs"))
-        self.world.stores.lose("feed", topic, self._chance.randrange(self.world.stores.partitions))
+        partition = self._chance.randrange(self.world.stores.partitions)
+        if self._chance.random() < 0.5:
+            self.world.stores.lose("feed", topic, partition)
+        else:  # what is accepted while the pipeline is down is unread when it is lost
+            self.world.kill_pipeline(restart_after_s=3.0)
+            self.world.loop.call_later(self._chance.uniform(1.0, 2.9), self.world.stores.lose, "feed", topic, partition)
 
     def _lose_everything(self) -> None:
         self.world.lose_everything()

@@ -85,28 +85,12 @@ OF_THE_CLIENT: Final[tuple[Mutant, ...]] = (
         24,
     ),
     mutant(
-        "a sync follows every message while summaries differ",
-        "client.syncing",
-        "        self.not_before = now + pause_s\n",
-        "        self.not_before = now\n",
-        23,
-    ),
-    mutant(
-        "the version shown counts as held after a restart of the session",
-        "client.core",
-        "        self.desired.unconfirmed = dict.fromkeys(self.desired, True)\n",
-        "        self.desired.unconfirmed = dict.fromkeys(self.desired, True)\n"
-        "        for name, marks in self.handover._marks.items():\n"
-        "            if name in self.desired and marks.highest[1] >= 0:\n"
-        "                self.desired.add(name, Held(marks.highest[1], marks.highest[0]))\n",
-        33,
-        needs=("lose registrar partition",),
-    ),
-    mutant(
-        "what is given back after an unregistration is never shown again",
-        "client.handover",
-        'be it after another registration."""\n'
-        "        marks = self._marks.get(notification.name) or self._retired.get(notification.name)\n",
-        'be it after another registration."""\n        marks = self._marks.get(notification.name)\n',
+        "a client that is superseded again and again goes on",
+        "client.handshake",
+        "SUPERSEDED_AGAIN_S: Final = 60.0\n",
+        "SUPERSEDED_AGAIN_S: Final = 0.0\n",
+        24,
+        needs=("clone client",),
+        breaks="TwinsTold",
     ),
 )

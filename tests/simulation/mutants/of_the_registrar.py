@@ -59,12 +59,6 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         breaks="QueuesBounded",
     ),
     mutant(
-        "what an outdated registration yielded stays outstanding",
-        "registrar.delivery",
-        "        self._forget_outdated(session, row)\n",
-        "        pass\n",
-    ),
-    mutant(
         "keepalives without a pause",
         "registrar.rounds",
         "            if now_s - session.sent_s >= session.settings.keepalive_s:\n",
@@ -117,12 +111,6 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         needs=("lossy network", "drop connection"),
     ),
     mutant(
-        "what is outstanding of an unregistered object stays",
-        "registrar.service",
-        "                self.delivery.forget(session, event.object)\n",
-        "                pass\n",
-    ),
-    mutant(
         "a superseded session may speak",
         "registrar.core",
         "    return Admission.SUPERSEDED\n",
@@ -132,46 +120,11 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         needs=("clone client",),
     ),
     mutant(
-        "a retried registration takes a new seqno",
-        "registrar.core",
-        "    standing = plan.standing(key)\n    if standing is not None and standing.registered:\n        if not plan.is_pending",
-        "    standing = plan.standing(key)\n    if standing is not None and standing.registered and not plan.row.pending_count:\n"
-        "        if not plan.is_pending",
-        22,
-        needs=("refuse partition",),
-    ),
-    mutant(
-        "clients of another owner are not let go",
-        "registrar.service",
-        "            if not self.owns(session.partition):\n                self.leave(session)\n",
-        "            pass\n",
-    ),
-    mutant(
-        "a Registrar answers for clients of another",
-        "registrar.delivery",
-        "            if self._owns(partition):\n",
-        "            if partition >= 0:\n",
-    ),
-    mutant(
-        "marks are read once",
-        "table.marks",
-        "            if name not in seen and not (own is not None and name.startswith(own))\n",
-        "            if name not in seen and not counted and row not in self._seen\n",
-        40,
-    ),
-    mutant(
         "whoever marks does not look where the marks are now",
         "pipeline.blind",
         "    return {row.partition: head_in(found[row]) for row in rows}\n",
         "    return {row.partition: head_in(found[row]) // 8 for row in rows}\n",
         28,
-    ),
-    mutant(
-        "a Registrar deletes marks as soon as it has read them",
-        "registrar.recovery",
-        "        rows = [row for row in self._reader.expired() if row.partition in self._owned]\n",
-        "        rows = [row for row in self._reader._seen if row.partition in self._owned]\n",
-        40,
     ),
     mutant(
         "what somebody else finished is looked at for ever",
@@ -185,27 +138,5 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "registrar.service",
         "        if row.created is None:  # collected or lost: whatever came of it would be void\n",
         "        if False:\n",
-    ),
-    mutant(
-        "marks are forgotten when the head cannot be raised",
-        "registrar.recovery",
-        '        except Unavailable as error:\n            log.warning("heads of marks',
-        '        except KeyError as error:\n            log.warning("heads of marks',
-        40,
-    ),
-    mutant(
-        "rows that could not be read are not looked at again",
-        "registrar.rounds",
-        "            self.marked.update(unread)\n",
-        "",
-        25,
-    ),
-    mutant(
-        "a gateway that was away does not know it",
-        "gateway.members",
-        "self.view.observe(cells.values(), now_s) or was_away:",
-        "self.view.observe(cells.values(), now_s):",
-        3,
-        needs=("pause gateway",),
     ),
 )
