@@ -96,18 +96,6 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
         11,
     ),
     mutant(
-        "a Matcher that knows nothing keeps silent for a held version",
-        "matcher.core",
-        """\
-    if registration.repair or known is None""",
-        """\
-    if registration.held is not None and known is None:
-        return answer(OUTCOME_COVERED)
-    if registration.repair or known is None""",
-        33,
-        needs=("lose everything",),
-    ),
-    mutant(
         "versions count as known whatever was lost",
         "matcher.core",
         "known is None or incarnation is None or known.incarnation != incarnation:",
