@@ -180,25 +180,6 @@ def test_killed_in_mid_batch_with_its_checkpoint_lost_it_begins_with_the_oldest_
     assert second.said("first batch done")
 
 
-def test_an_orphaned_jvm_beside_its_successor_spoils_nothing(mid_batch: MidBatch, start_driver: Start) -> None:
-    """The orphan is held while its successor starts, so that both have the same batch open; then it goes on beside it."""
-    first = mid_batch.driver
-    (jvm,) = (pid for pid, command in first.family.members().items() if "/java" in command)
-    os.kill(jvm, signal.SIGSTOP)
-    os.kill(first.process.pid, signal.SIGKILL)
-    first.process.wait(10)
-    mid_batch.registrar.told.clear()
-    second = start_driver()
-    wait_until(lambda: mid_batch.is_told(7), 90, "the successor repeats the batch, and is not answered")
-    assert jvm in first.family.members()
-    os.kill(jvm, signal.SIGCONT)
-    wait_until(lambda: not first.family.members(), 30, "the orphan ends")
-    second.kill()
-    mid_batch.answer_from_now_on()
-    start_driver()
-    wait_until(lambda: mid_batch.is_told(7), 90, "nobody was answered for it: it is not done, whatever the orphan thought")
-
-
 def test_a_checkpoint_that_spark_refuses_costs_repeats_and_nothing_else(tmp_path: Path, start_driver: Start) -> None:
     settings = settings_for(tmp_path, propagation_timeout_s=60.0)
     folder = tmp_path / "checkpoints" / "matching" / "1"
