@@ -93,6 +93,14 @@ def test_without_any_gateway_everything_is_written_blindly_behind_marks(settings
     assert marked(settings) == {"here"}
 
 
+def test_marks_that_always_come_too_late_are_given_up_for_now(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cannot mark in time writes nothing, and is asked again."""
+    monkeypatch.setattr(blind_module, "came_in_time", lambda before, after: False)
+    create(settings, "here")
+    assert blind_module.write_blindly(open_table(settings), settings, [told("here")]) == [None]
+    assert not row_of(settings, "here").waits
+
+
 def test_marks_are_durable_before_the_row(settings: Settings, links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
     create(settings, "c")
     table = open_table(settings)

@@ -17,9 +17,9 @@ from roskva.pipeline import sweeps
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.repair import Repair, lost_in, registrations_to_repair
 from roskva.pipeline.telling import Counts
-from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells
+from roskva.registrar.cells import CREATED, Created, Pending, client_row, created_cell, registration_cells
 from roskva.table import open_manifest, open_table
-from roskva.table.interface import Mutation
+from roskva.table.interface import Cell, Mutation
 from roskva.table.manifest import COMPLETE, LOST, RECOVERING, Address, Manifest, PartitionRecord
 from tests.pipeline.standin import RegistrarStandIn, settings_for
 
@@ -96,6 +96,17 @@ def test_a_pass_finds_every_registration_page_by_page(
     connected.links.close()
     assert repair.counts.propagations == 25
     assert {told.client for _, told in registrar.told} == registered
+
+
+def test_a_row_that_nobody_can_read_holds_up_nobody(settings: Settings, registrar: RegistrarStandIn) -> None:
+    fine = a_client(settings, "fine", KEYS[0])
+    broken = a_client(settings, "broken", KEYS[0], created=False)
+    open_table(settings).write([Mutation(client_row(broken, settings.partitions), [Cell(CREATED, 0, b"\xc1")])])
+    connected = Connections(settings)
+    for partition in range(settings.partitions):
+        Repair(connected).run(partition, lost_of(settings, KEYS[0]))
+    connected.links.close()
+    assert {told.client for _, told in registrar.told} == {fine}
 
 
 def test_the_job_runs_in_spark(settings: Settings, registrar: RegistrarStandIn, spark: SparkSession) -> None:

@@ -53,8 +53,7 @@ class Steps:
 class ModelTable:
     """Rows of cells under the table's one rule, `wins`. Deletes are kept, as engines keep them, and read as absent."""
 
-    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self.rows: dict[RowKey, dict[bytes, Cell]] = {}
         self.log: list[Mutation] = []  # every write that landed, for tests that count or order them
         self.trace: list[tuple[str, RowKey]] = []  # the same with reads: ("read" or "write", row)

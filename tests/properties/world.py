@@ -31,7 +31,7 @@ from roskva.table.interface import Row
 from tests.properties.application import Application
 from tests.properties.pipeline import APPLICATION, PipelineShell, Task, copies_of
 from tests.properties.registrar import RegistrarShell
-from tests.properties.service import WALL_CLOCK_AHEAD_S, ServiceShell
+from tests.properties.service import ServiceShell
 from tests.properties.store import PARTITIONS, Crash, ModelFeed, ModelTable, Steps
 
 # Shorter than in service, in the same proportions: a healed world is at rest within minutes of its own time.
@@ -103,7 +103,7 @@ class World:
         self.mint: Callable[[], ClientId] = lambda: ClientId(f"client-{next(clients)}")
         self.client_config = Config(keepalive_s=SETTINGS.keepalive_s, retry_min_s=SETTINGS.retry_min_s, retry_max_s=SETTINGS.retry_max_s)
         self.keyring = Keyring({1: b"k" * 32})
-        self.table = ModelTable(clock=lambda: self.now + WALL_CLOCK_AHEAD_S)
+        self.table = ModelTable()
         self.feed = ModelFeed()
         self.registrar_steps, self.pipeline_steps = Steps("registrar"), Steps("pipeline")
         self.pipeline = PipelineShell(self.table, self.feed, self.pipeline_steps)

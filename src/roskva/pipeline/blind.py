@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from roskva.config import Settings
-from roskva.errors import Unavailable
+from roskva.errors import PartitionUnavailable, Unavailable
 from roskva.model import ClientId, Propagation, client_partition
 from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.registrar.cells import client_row, packed
@@ -21,6 +22,8 @@ from roskva.table.interface import Cell, Mutation, Row, RowKey, Table
 from roskva.table.marks import came_in_time, head_in, head_row, marks_for, partitions_of
 
 log = logging.getLogger(__name__)
+
+_MARKED_MAX: Final = 3  # times in a row; then the caller tries again, later
 
 
 def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propagation], around: Surroundings = REAL) -> list[int | None]:
@@ -83,11 +86,12 @@ def _mark(table: Table, settings: Settings, clients: Sequence[ClientId], around:
     """Marks that come hours late, from a process that was stopped meanwhile, lie where nobody looks: then they are written again."""
     rows = [head_row(partition) for partition in partitions_of(clients, settings.partitions)]
     heads = _heads(table, rows)
-    while True:
+    for _ in range(_MARKED_MAX):
         table.write(marks_for(clients, heads, settings.partitions, around.unique(12)))
         before, heads = heads, _heads(table, rows)
         if came_in_time(before, heads):
             return
+    raise PartitionUnavailable("Marks come too late, again and again.", f"marks-{rows[0].partition}")
 
 
 def _heads(table: Table, rows: Sequence[RowKey]) -> dict[int, int]:

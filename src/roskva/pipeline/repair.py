@@ -13,7 +13,9 @@ Imports no Spark.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from roskva.feed.interface import FAN_OUTS, UPDATES
@@ -24,6 +26,8 @@ from roskva.pipeline.telling import Counts, Teller
 from roskva.registrar.cells import CREATED, REG, REGISTERED, read_created
 from roskva.table.interface import Row
 from roskva.table.manifest import RECOVERING, Address, PartitionRecord
+
+log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME: Final = 500
 _HELD: Final = frozenset({("table", "matcher"), ("feed", UPDATES), ("feed", FAN_OUTS)})  # what a pass repairs
@@ -69,17 +73,21 @@ class Repair:
 
     def run(self, partition: int, lost: Iterable[int]) -> Counts:
         """Returns when every row was looked at, and all that it asks for is durable."""
-        connected, wanted = self._connected, frozenset(lost)
-        after = b""
-        while page := persist("reading clients' rows", lambda after=after: self._page(partition, after), connected.around):  # type: ignore[misc]
-            told: list[Propagation] = []
-            for key, row in page:
-                told += registrations_to_repair(
-                    ClientId(key.decode()), row, wanted, connected.settings.partitions, connected.manifest.epoch
-                )
-            self._teller.tell(told)
+        wanted, after = frozenset(lost), b""
+        while page := persist("reading clients' rows", partial(self._page, partition, after), self._connected.around):
+            self._teller.tell([told for key, row in page for told in self._asked_of(key, row, wanted)])
             after = page[-1][0]
         return self.counts
+
+    def _asked_of(self, key: bytes, row: Row, lost: frozenset[int]) -> list[Propagation]:
+        connected = self._connected
+        try:
+            client = ClientId(key.decode())
+            return list(registrations_to_repair(client, row, lost, connected.settings.partitions, connected.manifest.epoch))
+        except Exception:
+            # As for a Registrar: cells that nobody can read are lost, their client starts anew, and nobody else is held up.
+            log.exception("the row of client %r cannot be read; it counts as lost", key)
+            return []
 
     def _page(self, partition: int, after: bytes) -> list[tuple[bytes, Row]]:
         return list(self._connected.table.scan("registrar", partition, after, ROWS_AT_A_TIME))
