@@ -37,8 +37,8 @@ DICE: Final = 0.5  # every pause with jitter is the middle one
 class SpokenTable(ModelTable):
     """Says who writes what; and some of its rows may be unavailable."""
 
-    def __init__(self, clock: Callable[[], float], say: Callable[[str], None]) -> None:
-        super().__init__(clock)
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
         self._say = say
         self.unavailable: set[RowKey] = set()
 
@@ -156,7 +156,7 @@ class Stage(World):
         counted = iter(range(1, 1_000))
         self.mint = lambda: ClientId(f"id-{next(counted)}")
         self.reconnecting = False
-        self.table: SpokenTable = SpokenTable(lambda: self.now, self.say)
+        self.table: SpokenTable = SpokenTable(self.say)
         self.feed: SpokenFeed = SpokenFeed(self.say)
         self.registrar_steps, self.pipeline_steps = Steps("registrar"), Steps("matcher")
         self.pipeline: Any = Matching(self.table, self.feed, self.pipeline_steps, self.say)
