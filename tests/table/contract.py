@@ -221,6 +221,37 @@ class TableContract:
         engine.write([Mutation(row, [Cell(b"x", 1, b"seen again")])])
         assert names_of(engine, row) == [b"x"]
 
+    def test_what_is_forgotten_is_exactly_what_was_named(self, engine: Table) -> None:
+        row = fresh_row()
+        cells = [
+            Cell(b"a", 5, b"as given"),
+            Cell(b"b", 5, b"as given"),
+            Cell(b"c", 5, b"as given"),
+            Cell(b"d", 5, None),
+            Cell(b"e", 5, b"kept"),
+        ]
+        engine.write([Mutation(row, cells)])
+        engine.write([Mutation(row, [Cell(b"b", 6, b"later"), Cell(b"c", 5, b"larger")])])
+        engine.forget([Mutation(row, cells[:4]), Mutation(fresh_row(), cells)])
+        assert engine.read([row])[row] == {b"b": Cell(b"b", 6, b"later"), b"c": Cell(b"c", 5, b"larger"), b"e": cells[4]}
+
+    def test_what_is_forgotten_wins_over_nothing(self, engine: Table) -> None:
+        row = fresh_row()
+        gone = [Cell(b"value", 9, b"x"), Cell(b"delete", 9, None)]
+        engine.write([Mutation(row, gone)])
+        engine.forget([Mutation(row, gone)])
+        engine.write([Mutation(row, [Cell(b"value", 1, b"older"), Cell(b"delete", 1, b"older")])])
+        assert names_of(engine, row) == [b"delete", b"value"]
+        engine.forget([])
+
+    def test_many_cells_are_forgotten(self, engine: Table) -> None:
+        row = fresh_row()
+        cells = [Cell(b"%05d" % number, 1, b"") for number in range(4_500)]
+        writes = [Mutation(row, cells[start : start + CELLS_PER_WRITE_MAX]) for start in range(0, len(cells), CELLS_PER_WRITE_MAX)]
+        engine.write(writes)
+        engine.forget([Mutation(row, cells[:-1])])
+        assert names_of(engine, row) == [cells[-1].name]
+
     def test_several_threads_write_at_once(self, engine: Table) -> None:
         row = fresh_row()
         errors: list[Exception] = []

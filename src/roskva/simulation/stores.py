@@ -138,6 +138,18 @@ class Stores:
                 if old is None or wins(cell, old):
                     row[cell.name] = cell
 
+    def forget(self, mutations: Sequence[Mutation], whole: bool) -> None:
+        """Exactly what is still as given goes."""
+        for mutation in mutations:
+            if not whole and self._chance.random() < 0.5:
+                continue
+            row = self.rows.get(mutation.row, {})
+            for cell in mutation.cells:
+                if row.get(cell.name) == cell:
+                    del row[cell.name]
+            if not row:
+                self.rows.pop(mutation.row, None)
+
     def look(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
         found: dict[RowKey, Row] = {}
         for key in rows:
@@ -295,6 +307,11 @@ class BlockingTable:
     def delete_rows(self, rows: Sequence[RowKey]) -> None:
         for row in rows:
             self._stores.rows.pop(row, None)
+
+    def forget(self, mutations: Sequence[Mutation]) -> None:
+        if mutations:
+            effect = lambda whole: self._stores.forget(mutations, whole)  # noqa: E731
+            block(self._stores.call(self._process, _places(mutations), effect, write=True))
 
     def incarnation(self, table: str, partition: int) -> int:
         return self._stores.incarnations[Address("table", table, partition)].incarnation

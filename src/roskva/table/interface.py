@@ -80,7 +80,15 @@ class Table(Protocol):
         ...
 
     def delete_rows(self, rows: Sequence[RowKey]) -> None:
-        """Forget whole rows, deletes included: a later write of any timestamp is seen again. For expired marks and sweeps."""
+        """Forget whole rows, deletes included: a later write of any timestamp is seen again. For expired marks."""
+        ...
+
+    def forget(self, mutations: Sequence[Mutation]) -> None:
+        """Remove exactly these cells, where they are still as given: of this timestamp and this value (None: a delete).
+
+        What won over one of them meanwhile stays. Nothing is left behind that would win over a later write, whatever its timestamp:
+        forget only what nothing older can follow. For sweeps. PartitionUnavailable: some may be gone; forget all of them again.
+        """
         ...
 
     def incarnation(self, table: str, partition: int) -> int:

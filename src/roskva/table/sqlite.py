@@ -106,6 +106,14 @@ class SqliteTable:
         for place, keys in by_partition.items():
             self._file(*place).write(partial(_delete, keys))
 
+    def forget(self, mutations: Sequence[Mutation]) -> None:
+        by_partition: dict[tuple[str, int], list[tuple[bytes, bytes, int, bytes | None]]] = {}
+        for mutation in mutations:
+            by_partition.setdefault(mutation.row[:2], []).extend((mutation.row.key, *cell) for cell in mutation.cells)
+        for place, cells in by_partition.items():
+            for start in range(0, len(cells), TRANSACTION_CELLS_MAX):
+                self._file(*place).write(partial(_forget, cells[start : start + TRANSACTION_CELLS_MAX]))
+
     def incarnation(self, table: str, partition: int) -> int:
         """Also looks whether the files are still there: a poll of this notices a loss that no call ran into."""
         return self._file(table, partition).incarnation()
@@ -153,6 +161,10 @@ def _upsert(parameters: list[object], connection: sqlite3.Connection) -> None:
 
 def _delete(keys: list[tuple[bytes]], connection: sqlite3.Connection) -> None:
     connection.executemany("DELETE FROM cells WHERE row = ?", keys)
+
+
+def _forget(cells: list[tuple[bytes, bytes, int, bytes | None]], connection: sqlite3.Connection) -> None:
+    connection.executemany("DELETE FROM cells WHERE row = ? AND name = ? AND timestamp = ? AND value IS ?", cells)
 
 
 def _prefix_clause(prefix: bytes) -> tuple[str, list[bytes]]:
