@@ -17,7 +17,7 @@ from bench.report import RESULTS, Result
 from bench.service import BenchFailed, say
 from bench.world import Options
 
-NAMES: Final = ("latency", "throughput", "publish", "missed", "idle")
+NAMES: Final = ("latency", "throughput", "publish", "missed", "idle", "failover", "sweeping", "figure11", "recovery")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -79,10 +79,70 @@ def _idle(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title(f"idle: {document['figures']['kib_per_client']:.1f} KiB per client", fontsize=10)
 
 
+def _failover(axes: Any, document: dict[str, Any]) -> None:
+    figures = document["figures"]
+    for name, colour, label in (("kill", _BLUE, "kill -9 of the gateway"), ("drop", _RED, "all state dropped")):
+        loss = figures[name]
+        axes.step(*_from_nothing(loss["informed_over_time"]), where="post", color=colour, label=f"{label}: informed")
+        if loss["connected_over_time"]:
+            axes.step(*_from_nothing(loss["connected_over_time"]), where="post", color=colour, linestyle=":", label=f"{label}: connected")
+    for aim in document["aims"]:
+        axes.axvline(aim["aim"], color=_GREY, linestyle=":")
+    axes.set(xlabel="s after the loss (dotted: the aims)", ylabel="clients", xlim=(0, None), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("failover: clients informed over time, generator and service on the same cores", fontsize=10)
+
+
+def _from_nothing(points: list[list[float]]) -> tuple[list[float], list[float]]:
+    return [0.0, *(point[0] for point in points)], [0.0, *(point[1] for point in points)]
+
+
+def _sweeping(axes: Any, document: dict[str, Any]) -> None:
+    sweeps = document["figures"]["sweeps"]
+    names = [one["sweep"] for one in sweeps]
+    bars = axes.barh(names, [one["rows_per_s"] for one in sweeps], color=_BLUE)
+    labels = [f"{one['rows_per_s']:,.0f} rows/s, latency p50 x {one['p50_ratio']:.2f}, p99 x {one['p99_ratio']:.2f}" for one in sweeps]
+    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    axes.set(xlabel="rows per second, beside the running service", xlim=(0, 1.9 * max(one["rows_per_s"] for one in sweeps)))
+    axes.set_title(f"sweeping: {document['settings']['load']}", fontsize=10)
+
+
+def _figure11(axes: Any, document: dict[str, Any]) -> None:
+    samples = document["figures"]["samples"]
+    at_s = [one["at_s"] for one in samples]
+    kinds = {"versions_in_scratch": "objects in scratch", "clients_in_scratch": "clients in scratch", "lag": "in the feed, not done"}
+    axes.stackplot(
+        at_s, *([one[kind] for one in samples] for kind in kinds), labels=kinds.values(), colors=(_BLUE, _RED, _GREY), step="post"
+    )
+    for outage in document["figures"]["outages"]:
+        axes.axvspan(outage["from_s"], outage["to_s"], color="black", alpha=0.07, linewidth=0)
+        axes.annotate(
+            f"cannot be written:\n{outage['what']}", (outage["from_s"], 1.0), xycoords=("data", "axes fraction"), va="top", fontsize=7
+        )
+    most = max(sum(one[kind] for kind in kinds) for one in samples)
+    axes.set(xlabel="s", ylabel="buffered", xlim=(0, at_s[-1]), ylim=(0, 1.2 * most + 1))  # room for the words
+    axes.legend(frameon=False, fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.7))
+    axes.set_title(f"figure11: {document['settings']['load']}", fontsize=9)
+
+
+def _recovery(axes: Any, document: dict[str, Any]) -> None:
+    steps = document["figures"]["steps"]
+    clients = [one["clients"] for one in steps]
+    axes.plot(clients, [one["gateway_ms"] for one in steps], marker="o", color=_BLUE, label="a gateway, from its start to all found")
+    axes.plot(clients, [one["scan_ms"] for one in steps], marker="o", color=_RED, label="the scan itself")
+    axes.set(xlabel="clients in the table", ylabel="ms", xscale="log", ylim=(0, None))
+    axes.legend(frameon=False)
+    axes.set_title("recovery: 1,000 unfinished operations among ever more clients", fontsize=10)
+
+
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
     "publish": _publish,
     "missed": _missed,
     "idle": _idle,
+    "failover": _failover,
+    "sweeping": _sweeping,
+    "figure11": _figure11,
+    "recovery": _recovery,
 }

@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -51,6 +51,7 @@ class Service:
     changed: dict[str, str]  # settings that differ from their defaults
     parts: str  # what runs, in words
     output: Path  # what it prints
+    losses: bool = False  # whether the measurement ends parts of it on purpose
 
     @property
     def settings(self) -> Settings:
@@ -89,13 +90,21 @@ class Service:
 
     def check(self) -> None:
         """A measurement over a restart of one of its parts would be of something else."""
-        if self.process.poll() is not None or _RESTARTED in self.said():
+        if self.process.poll() is not None or (_RESTARTED in self.said() and not self.losses):
             raise BenchFailed(f"A part of the service ended during the measurement. It said:\n{self.said()}")
 
 
 @contextlib.contextmanager
-def running(changed: Mapping[str, str] | None = None, pipeline: bool = True) -> Iterator[Service]:
-    """Start the service, wait until it answers, and end every process of it afterwards."""
+def running(
+    changed: Mapping[str, str] | None = None,
+    pipeline: bool = True,
+    losses: bool = False,
+    prepare: Callable[[Path], None] = lambda data: None,
+) -> Iterator[Service]:
+    """Start the service, wait until it answers, and end every process of it afterwards.
+
+    `losses`: it may lose parts meanwhile. `prepare` is called with the data directory before anything is started.
+    """
     run = secrets.token_hex(8)
     folder = Path(tempfile.mkdtemp(prefix="roskva-bench-"))
     settings = {**BASE_SETTINGS, **(changed or {})}
@@ -103,12 +112,17 @@ def running(changed: Mapping[str, str] | None = None, pipeline: bool = True) -> 
     command = [sys.executable, "-m", "roskva", "up" if pipeline else "gateway", "--data", str(folder / "data"), "--listen", listen]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
+    try:
+        prepare(folder / "data")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     say(f"starting {'the service' if pipeline else 'a gateway'} on {listen}")
     try:
         with (folder / "output").open("wb") as output:
             process = _start(command, run, output)
             parts = "gateway and pipeline (roskva up)" if pipeline else "gateway only"
-            service = Service(run, f"http://{listen}", folder / "data", process, settings, parts, folder / "output")
+            service = Service(run, f"http://{listen}", folder / "data", process, settings, parts, folder / "output", losses)
             try:
                 _wait_until_ready(service, pipeline)
                 yield service
@@ -120,7 +134,7 @@ def running(changed: Mapping[str, str] | None = None, pipeline: bool = True) -> 
 
 
 def _start(command: list[str], run: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROSKVA_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROSKVA_") or name == "ROSKVA_TEST_FAULTS"}
     paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), accounting.RUN_VARIABLE: run}
     # Without a settings file of the developer's: measured is what anybody gets.

@@ -17,7 +17,7 @@ from bench.clients import Fleet
 from bench.load import Publishers
 from bench.service import BenchFailed, Service
 
-_SPREAD: Final = 7919  # a prime: the objects of one client lie far apart, so that publishes in turn reach different clients
+SPREAD: Final = 7919  # a prime: the objects of one client lie far apart, so that publishes in turn reach different clients
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class World:
 
         def names(client: int) -> list[str]:
             first = client * self.registrations
-            return [objects[slot * _SPREAD % len(objects)] for slot in range(first, first + self.registrations)]
+            return [objects[slot * SPREAD % len(objects)] for slot in range(first, first + self.registrations)]
 
         return names
 

@@ -182,3 +182,11 @@ def test_the_module_prints_the_reference() -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     assert printed.stdout == reference()
+
+
+def test_an_object_is_not_forgotten_while_its_updates_could_be_replayed() -> None:
+    """Trap 30: the feed's retention, in whole days, and the longest outage."""
+    assert Settings().replay_days == 8
+    assert load(None, {}, {"feed_retention_s": "86401", "object_retention_days": "9"}).replay_days == 9
+    with pytest.raises(InvalidSetting, match="object_retention_days"):
+        load(None, {}, {"feed_retention_s": "86401", "object_retention_days": "8"})

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
     | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
-    | {"pipeline.health", "pipeline.offsets"},
+    | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {"address", "parent", "config", "client", "publisher", "gateway", "pipeline", "table", "feed", "simulation", "Client", "Publisher"},
     "simulation": BASE | {"config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},

@@ -28,6 +28,7 @@ OTHER_VARIABLES: Final = frozenset({"ROSKVA_URL", "ROSKVA_CONFIG", "ROSKVA_CI_RU
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
 
 _SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_SECONDS_PER_DAY: Final = 86_400
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
@@ -101,8 +102,14 @@ class Settings:
     feed_bytes_max: int = setting(
         1 << 30, "Bytes a feed partition may hold; consumed records go first, then publishes are refused.", least=1 << 16
     )
+    disk_free_bytes_min: int = setting(
+        256 << 20, "Below so much free space on the data directory's disk, publishes and registrations are refused. 0: never.", least=0
+    )
     publish_batch_max: int = setting(10_000, "Updates in one publish request.")
     publish_bytes_max: int = setting(8 << 20, "Bytes of one publish request.", least=1 << 10)
+    publish_waiting_bytes_max: int = setting(
+        64 << 20, "Bytes of publish requests under way at one gateway, 4 KiB added for each; more are answered `overloaded`.", least=1 << 10
+    )
 
     message_bytes_max: int = setting(1 << 20, "Bytes of one client message.", least=1 << 10)
     operations_per_message_max: int = setting(
@@ -126,12 +133,40 @@ class Settings:
     member_heartbeat_s: float = setting(1.0, "How often a gateway says that it lives.")
     member_timeout_s: float = setting(5.0, "A gateway whose counter did not move for so long is dead to the others.")
     settling_s: float = setting(120.0, "After a change of members, nothing is void without a fresh read for so long.", least=0)
+    operations_waiting_max: int = setting(
+        20_000, "Handshakes, registrations and objects of syncs that wait at one gateway; more are answered `overloaded`."
+    )
+    unfinished_max: int = setting(
+        100_000, "Registrations on their way, and as many marked clients, in a gateway's memory; a scan finds what is dropped at the limit."
+    )
+    gateway_memory_bytes_max: int = setting(
+        2 << 30, "Resident memory of a gateway; above it caches and unfinished work are dropped, new work is refused. 0: no limit.", least=0
+    )
     outstanding_max: int = setting(200_000, "Notifications kept in a gateway's memory until acknowledged; above, they are only stored.")
+
+    client_retention_days: int = setting(
+        60, "Clients that were not seen for longer are collected. One that returns later starts anew and fetches everything."
+    )
+    collect_every_s: float = setting(86_400.0, "How often clients are looked at for collection; 0: only by hand.", least=0)
+    zombies_every_s: float = setting(86_400.0, "How often rows of collected or lost clients are removed; 0: only by hand.", least=0)
+    object_retention_days: int = setting(
+        30, "The version of an object that nobody registers and nobody updates is forgotten after so long; not below what may be replayed."
+    )
+    outage_days_max: int = setting(
+        7, "The longest that pipeline or gateways may stand still. Closed cells are kept for so long, and for the feed's retention."
+    )
+    objects_every_s: float = setting(86_400.0, "How often objects are looked at for collection; 0: only by hand.", least=0)
+    purge_every_s: float = setting(86_400.0, "How often closed cells are looked for and removed; 0: only by hand.", least=0)
+    compare_every_s: float = setting(604_800.0, "How often the two views of all registrations are compared; 0: only by hand.", least=0)
 
     retry_horizon_s: float = setting(
         600.0, "How long publishers may repeat an update: for so long after a loss no version of that partition counts as known.", least=0
     )
     propagation_timeout_s: float = setting(2.0, "How long the pipeline waits for a Registrar before it writes in its stead.")
+    scratch_after_s: float = setting(
+        2.0, "How long the pipeline tries to write a row. Then it puts aside what is for it, so that nobody else waits.", least=0
+    )
+    scratch_every_s: float = setting(10.0, "How often what was put aside is tried again, while there is anything.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
     fan_out_above: int = setting(
         1_000, "Updates of objects with more registrations go through a query of their own, so that nobody waits for them."
@@ -143,6 +178,11 @@ class Settings:
     applications: dict[str, ApplicationSettings] = field(
         default_factory=lambda: {"demo": ApplicationSettings()}, metadata={"when": "The applications, one table each."}
     )
+
+    @property
+    def replay_days(self) -> int:
+        """After so many days nothing that was in the feed, or in a process that stood still, can come back."""
+        return math.ceil(self.feed_retention_s / _SECONDS_PER_DAY) + self.outage_days_max
 
 
 # What must not be smaller than what: (where, smaller, larger).
@@ -283,6 +323,11 @@ def _check_order(settings: Settings | ApplicationSettings, place: str) -> None:
             raise InvalidSetting(
                 f"{place}: {smaller} ({getattr(settings, smaller):g}) is greater than {larger} ({getattr(settings, larger):g})."
             )
+    if isinstance(settings, Settings) and settings.object_retention_days < settings.replay_days:
+        raise InvalidSetting(
+            f"{place}: object_retention_days ({settings.object_retention_days}) is less than feed_retention_s in days and outage_days_max"
+            f" together ({settings.replay_days}): an update could be replayed after its object was forgotten."
+        )
 
 
 REFERENCE: Final = """\

@@ -8,6 +8,7 @@
     |   +-- InvalidDevice          a device or source is empty or too long
     |   +-- UnknownApplication     no such application is configured
     |   +-- UnknownObject          no version of this object is known
+    |   +-- UnknownClient          no row of this client is in the table
     |   +-- UnknownPath            nothing is served at this path, or not with this method
     |   +-- OriginRefused          a page of another origin called from a browser
     |   +-- MalformedMessage       not JSON, not of the documented form, or not text
@@ -20,12 +21,14 @@
     |   +-- InvalidSetting         a setting is unknown, or its value does not fit
     +-- Unavailable                the same call may succeed later
     |   +-- FeedFull               unread records reached the limit: publishes are refused
+    |   +-- DiskFull               the data directory's disk is nearly full: publishes and registrations are refused
     |   +-- PartitionUnavailable   a partition is busy, failing or cannot be opened
     |   +-- PartitionLost          a partition's file is not the one that the manifest names
     |   +-- Overloaded             a queue is at its limit
     |   +-- SlowConsumer           a connection did not take what was sent to it
     |   +-- ServiceUnreachable     nothing answers at the service's address
     +-- KeysUnusable               the file of keys cannot be read or created
+    +-- DataOutdated               the data directory was made by an earlier version of Roskva
     +-- AddressInUse               something else listens on the port, or another `up` uses the data directory
     +-- JavaMissing                no Java 17 or 21 was found, which Spark needs
     +-- StateInUse                 another running client holds this state file
@@ -118,6 +121,15 @@ class UnknownObject(BadRequest):
         super().__init__(f"No version of {_shown(name)} of application {_shown(application)} is known.")
 
 
+class UnknownClient(BadRequest):
+    code = "unknown-client"
+    status = 404
+    advice = "Check the id; a client that was collected or lost starts anew under another one."
+
+    def __init__(self, client: object) -> None:
+        super().__init__(f"There is no client {_shown(client)} here.")
+
+
 class UnknownPath(BadRequest):
     code = "unknown-path"
     status = 404
@@ -204,6 +216,12 @@ class FeedFull(Unavailable):
     retry_after_s = 5.0
 
 
+class DiskFull(Unavailable):
+    code = "disk-full"
+    advice = "Free some space: it is accepted again by itself. `roskva status` shows how much there is."
+    retry_after_s = 10.0
+
+
 class PartitionUnavailable(Unavailable):
     """Raised by engines. `partition` names what may or may not have landed: do it again."""
 
@@ -232,6 +250,15 @@ class SlowConsumer(Unavailable):
 class ServiceUnreachable(Unavailable):
     code = "service-unreachable"
     advice = "Is it running? `roskva up` starts it; `--url` or ROSKVA_URL says where it is."
+
+
+class DataOutdated(RoskvaError):
+    code = "data-outdated"
+    status = 409
+    advice = "Run `roskva drop all`: clients start anew by themselves, and settings and keys stay."
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"The data directory {path} was made by an earlier version of Roskva, and there is no migration.")
 
 
 class AddressInUse(RoskvaError):

@@ -140,6 +140,7 @@ class Update(NamedTuple):
     version: int
     source: str  # the device that made the change; empty: nobody is left out
     again: bool = False  # brought back by a sweep or a repair: its source is not left out
+    rounds: int = 0  # on its way to the fan-out: how often it was brought back from scratch
 
 
 class Registration(NamedTuple):
@@ -170,10 +171,13 @@ OUTCOME_VERSION: Final = 1  # a registration took effect: notify of the version
 OUTCOME_UNKNOWN: Final = 2  # a registration took effect, but no version is known: notify unknown
 OUTCOME_COVERED: Final = 3  # a registration took effect, and the client holds what there is
 OUTCOME_UNREGISTERED: Final = 4  # an unregistration took effect
-OUTCOME_LOST: Final = 5  # of a sweep: what the Matcher or the feed held of this registration was lost: register anew
+OUTCOME_LOST: Final = 5  # of a sweep or an invalidation: what the Matcher or the feed held of it was lost or is void: register anew
+OUTCOME_COLLECT: Final = 6  # of a sweep: not seen since the day `version`, or before: may the client be collected?
+OUTCOME_ZOMBIE: Final = 7  # of a sweep: the row has no `created`: is it nobody's? Both name no object
 
 
 SETTLED: Final = 0  # acknowledged, durable or void: nothing more is owed
 DROP_COPY: Final = 1  # nothing of this registration lives at the Registrar: the Matcher drops its copy at this seqno
 NOT_OWNER: Final = 2  # another Registrar owns this client by now: ask that one
 UNAVAILABLE: Final = 3  # the client's row could not be read or written: try again
+PUT_ASIDE: Final = 4  # a task's own verdict: nobody can write the client's row now, and nobody shall wait for it

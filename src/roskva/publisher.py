@@ -102,7 +102,8 @@ def _refused(report: _Report | None, status: int) -> Outcome:
 
 
 def pause_s(attempt: int, retry_after_s: float, dice: float) -> float:
-    return max(retry_after_s, min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(attempt, 16)) * (0.5 + dice / 2))
+    """Never before the service says so, and up to half as long again: who was refused together does not return together."""
+    return max(retry_after_s * (1.0 + dice / 2), min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(attempt, 16)) * (0.5 + dice / 2))
 
 
 def _address(url: str) -> SplitResult:

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
+from picows import WSFrame, WSMsgType, WSTransport
 
 from bench import accounting
 from bench.__main__ import NAMES, _parser
@@ -111,9 +114,7 @@ async def test_objects_take_turns_and_versions_are_running_numbers() -> None:
 
 
 class _Frame:
-    def __init__(self, message: dict[str, object]) -> None:
-        from picows import WSMsgType
-
+    def __init__(self, message: Mapping[str, object]) -> None:
         self.msg_type = WSMsgType.TEXT
         self._data = json.dumps(message).encode()
 
@@ -129,25 +130,30 @@ class _Transport:
         self.sent.append(json.loads(data))
 
 
+def _hears(client: LeanClient, transport: _Transport, message: Mapping[str, object]) -> None:
+    """picows makes its frames and transports only for a connection; these stand for them, with what the client uses of both."""
+    client.on_ws_frame(cast(WSTransport, transport), cast(WSFrame, _Frame(message)))
+
+
 def test_a_lean_client_acknowledges_what_it_is_told_and_counts_each_version_once() -> None:
     heard, transport = Heard(), _Transport()
     client = LeanClient("device", ["a"], heard)
     client._acks = b'{"token":"t","acks":'
     told = [{"object": "a", "seqno": "4294967297", "version": "7"}]
     for message in ({"time_ms": 5, "notify": told}, {"time_ms": 6, "notify": told}):
-        client.on_ws_frame(transport, _Frame(message))
+        _hears(client, transport, message)
     assert transport.sent == [{"token": "t", "acks": told}] * 2
     assert (list(heard.versions), list(heard.sent_ms), heard.repeated) == ([7], [5], 1)
-    client.on_ws_frame(transport, _Frame({"notify": [{"object": "a", "seqno": "4294967297"}]}))
+    _hears(client, transport, {"notify": [{"object": "a", "seqno": "4294967297"}]})
     assert (heard.unknown, client.known) == (1, {"a": 7})
 
 
 async def test_a_lean_client_that_is_refused_says_why() -> None:
-    client = LeanClient("device", ["a"], Heard())
-    client._transport = _Transport()
+    client, transport = LeanClient("device", ["a"], Heard()), _Transport()
+    client.on_ws_connected(cast(WSTransport, transport))
     asking = asyncio.ensure_future(client.register())
     await asyncio.sleep(0)
-    client.on_ws_frame(client._transport, _Frame({"error": {"code": "token-invalid"}}))
+    _hears(client, transport, {"error": {"code": "token-invalid"}})
     with pytest.raises(BenchFailed, match="token-invalid"):
         await asking
 

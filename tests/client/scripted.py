@@ -53,7 +53,7 @@ class Bench:
             "unsettled": self.unsettled,
             **fields,
         }
-        message = messages.decode_server(messages.encode(ServerMessage(**given)))  # type: ignore[arg-type]
+        message = messages.decode_server(messages.encode(ServerMessage(**given)))  # type: ignore[arg-type]  # decoding checks them
         return self.do(self.core.received(self.now, message))
 
     def grant(self, token: str = "token-1", **fields: object) -> list[Action]:
@@ -118,8 +118,8 @@ class Bench:
         return [(action.name, action.registered) for action in self.actions if isinstance(action, StatusChanged)]
 
 
-def status(name: bytes, state: str = messages.REGISTERED, **fields: object) -> Status:
-    return Status(object=name_to_text(name), state=state, **fields)  # type: ignore[arg-type]
+def status(name: bytes, state: str = messages.REGISTERED, transient: bool = False, code: str = "", message: str = "") -> Status:
+    return Status(object=name_to_text(name), state=state, transient=transient, code=code, message=message)
 
 
 def notification(name: bytes, version: int | None, seqno: int = 1, epoch: int = 0) -> messages.Notify:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roskva.client.actions import Notification
-from roskva.protocol.messages import Ack, ClientMessage
-from tests.client.scripted import Bench, notification
+from roskva.protocol.messages import Ack, ClientMessage, Grant
+from tests.client.scripted import CONFIG, Bench, notification
 
 
 def acks(said: list[ClientMessage]) -> list[tuple[str, str, str | None, int]]:
@@ -306,3 +307,68 @@ def test_once_per_version_never_back_and_never_stuck(steps: list[tuple[str, int,
     bench.notify(b"a", 7, seqno=9, epoch=2)
     bench.do(bench.core.acknowledge(bench.now, bench.shown()[-1]))
     assert ("a", "9", "7", 2) in acks(bench.said)
+
+
+def handshake_anew(bench: Bench, epoch: int) -> None:
+    """The service knows the client no longer; it counts in this epoch."""
+    bench.anew()
+    bench.pass_time(61)
+    bench.grant("token-2", config=msgspec.structs.replace(CONFIG, epoch=epoch))
+
+
+def test_a_service_that_counts_from_below_again_is_heard() -> None:
+    """It lost everything, epochs included: what was shown of a larger epoch must not hide all that it will ever tell."""
+    bench = bench_with(b"a")
+    bench.notify(b"a", 100, epoch=3)
+    bench.do(bench.core.acknowledge(bench.now, *bench.shown()))
+    handshake_anew(bench, epoch=0)
+    bench.notify(b"a", 5, epoch=0)
+    bench.notify(b"a", 4, epoch=0)
+    bench.notify(b"a", 6, epoch=0)
+    assert keys(bench) == [(3, 100), (0, 5), (0, 6)]
+
+
+def test_a_handshake_in_the_same_or_a_larger_epoch_forgets_nothing() -> None:
+    for epoch in (3, 4):
+        bench = bench_with(b"a")
+        bench.notify(b"a", 100, epoch=3)
+        handshake_anew(bench, epoch)
+        bench.notify(b"a", 100, epoch=3, seqno=9)
+        bench.notify(b"a", 99, epoch=3, seqno=9)
+        assert keys(bench) == [(3, 100)]
+
+
+def test_a_version_held_of_an_epoch_above_the_services_hides_nothing() -> None:
+    """Stated before the handshake or after it: a state of the time before the loss."""
+    bench = Bench()
+    bench.start()
+    bench.do(bench.core.register(bench.now, b"a", version=100, epoch=3))
+    bench.grant(config=msgspec.structs.replace(CONFIG, epoch=0))
+    bench.do(bench.core.register(bench.now, b"b", version=100, epoch=3))
+    bench.notify(b"a", 5)
+    bench.notify(b"b", 5)
+    assert keys(bench) == [(0, 5), (0, 5)]
+
+
+def test_a_version_held_of_an_epoch_that_the_service_told_of_since_counts() -> None:
+    bench = Bench()
+    bench.start()
+    bench.grant(config=msgspec.structs.replace(CONFIG, epoch=0))
+    bench.registered(b"a")
+    bench.notify(b"a", None, epoch=1)
+    bench.do(bench.core.register(bench.now, b"b", version=7, epoch=1))
+    bench.notify(b"b", 7, epoch=1)
+    assert keys(bench) == [(1, None)]
+
+
+def test_a_grant_that_is_repeated_late_does_not_take_back_the_epoch() -> None:
+    bench = Bench()
+    bench.start()
+    nonce = next(message.init.nonce for message in bench.said if message.init is not None)
+    config = msgspec.structs.replace(CONFIG, epoch=0)
+    bench.grant(config=config)
+    bench.registered(b"a")
+    bench.notify(b"a", 5, epoch=1)
+    bench.say(grant=Grant(nonce=nonce, token=bench.token), config=config)
+    bench.notify(b"a", 5, epoch=1)
+    assert keys(bench) == [(1, 5)]

@@ -289,10 +289,40 @@ def test_an_error_that_asks_for_patience_gets_it() -> None:
     bench.say(summary=None, error=ErrorReport(code="overloaded", message="busy", transient=True, retry_after_s=5.0))
     assert bench.actions == [Reported("overloaded", "busy", True)]
     bench.register(b"a")
-    bench.pass_time(4)
+    bench.pass_time(7)
     assert bench.take_said() == []
-    bench.pass_time(2)
+    bench.pass_time(1)  # 7.5 s: the dice showed 0.5
     assert bench.said[0].register
+
+
+@pytest.mark.parametrize(("dice", "earliest_s"), [(0.0, 5.0), (0.5, 7.5), (0.99, 9.9)])
+def test_clients_that_were_refused_together_do_not_return_together(dice: float, earliest_s: float) -> None:
+    bench = Bench(dice=dice).live()
+    bench.say(summary=None, error=ErrorReport(code="overloaded", message="busy", transient=True, retry_after_s=5.0))
+    bench.register(b"a")
+    bench.pass_time(earliest_s - 0.25)
+    assert bench.take_said() == []
+    bench.pass_time(0.5)
+    assert bench.said[0].register
+
+
+@pytest.mark.parametrize("before", ["granted", "reconnected"])
+def test_a_session_whose_first_message_is_refused_says_it_again(before: str) -> None:
+    """Until the Registrar has heard it, the client is offline to it: nothing would be delivered before the next heartbeat."""
+    bench = Bench().live()
+    if before == "reconnected":
+        bench.say()
+        bench.do(bench.core.disconnected(bench.now))
+        bench.do(bench.core.connected(bench.now))
+        assert [message.token for message in bench.take_said()] == ["token-1"]
+    for _ in range(3):
+        bench.say(summary=None, error=ErrorReport(code="overloaded", message="busy", transient=True, retry_after_s=1.0))
+        assert bench.take_said() == []
+        bench.pass_time(2)
+        assert [message.token for message in bench.take_said()] == ["token-1"]
+    bench.say()
+    bench.pass_time(40)
+    assert bench.take_said() == []
 
 
 def test_an_unknown_application_stops_a_client_that_never_worked() -> None:

@@ -9,10 +9,12 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import pytest
 
 import roskva
+from roskva.client.callbacks import Callback
 from roskva.client.shell import Client
 from roskva.errors import (
     ClientStopped,
@@ -46,8 +48,18 @@ async def no_task_is_left() -> AsyncIterator[None]:
     assert left == []
 
 
-def client_of(gateway: FakeGateway, **arguments: object) -> Client:
-    return Client(gateway.url, application="demo", config=CONFIG, **arguments)  # type: ignore[arg-type]
+class Arguments(TypedDict, total=False):
+    state: Path
+    device: str
+    on_notify: Callback
+    on_unknown: Callback
+    on_status: Callback
+    on_failure: Callback
+    on_reissue: Callback
+
+
+def client_of(gateway: FakeGateway, **arguments: Unpack[Arguments]) -> Client:
+    return Client(gateway.url, application="demo", config=CONFIG, **arguments)
 
 
 async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
@@ -191,14 +203,14 @@ async def test_a_callback_that_raises_does_not_acknowledge_and_is_called_again(
 
 
 async def test_on_reissue_may_state_the_registrations(gateway: FakeGateway) -> None:
-    client = client_of(gateway, on_reissue=lambda: client.register("a"))
+    client: Client = client_of(gateway, on_reissue=lambda: client.register("a"))
     async with client:
         await until(lambda: gateway.clients and "a" in gateway.clients[0].registered)
 
 
 async def test_a_client_may_be_closed_by_its_callback(gateway: FakeGateway) -> None:
     gateway.versions["a"] = 1
-    client = client_of(gateway, on_notify=lambda _: client.close())
+    client: Client = client_of(gateway, on_notify=lambda _: client.close())
     await client.start()
     await client.register("a")
     await until(lambda: client._closed)

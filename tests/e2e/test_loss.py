@@ -1,10 +1,12 @@
-"""Files are deleted under a running service, with load: every client ends in sync, and informed of what it was registered for."""
+"""Files are deleted under a running service, or dropped on purpose, with load: every client ends in sync, and informed of what it was
+registered for. Then, in the same service and under the same load, an application is reset and an object invalidated."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +20,10 @@ INFORMED_S = 90.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-# What is deleted, in the order of the rounds.
+# What is deleted, in the order of the rounds; and in one of them overwritten.
+OVERWRITTEN = "pages of the Matcher's table and of the feed"
 LOSSES = {
+    OVERWRITTEN: ["table/matcher-*.db*", "feed/updates-*.db*"],
     "the Matcher's table": ["table/matcher-*"],
     "the feed": ["feed/*"],
     "the Registrar's table": ["table/registrar-*"],
@@ -27,7 +31,7 @@ LOSSES = {
 }
 
 
-async def test_whatever_is_deleted_under_load_every_client_is_informed(own_service: Service) -> None:
+async def test_whatever_is_deleted_under_load_every_client_is_informed(own_service: Service, tmp_path: Path) -> None:
     backend, over = Backend(), asyncio.Event()
     followers = [Follower(backend, random.sample(OBJECTS, 5)) for _ in range(CLIENTS)]
     async with AsyncExitStack() as stack:
@@ -38,14 +42,20 @@ async def test_whatever_is_deleted_under_load_every_client_is_informed(own_servi
         async with asyncio.timeout(INFORMED_S):
             while any(-1 in one.learned.values() for one in followers):
                 await asyncio.sleep(0.1)
-        for what, patterns in LOSSES.items():
+        for what, patterns in [*LOSSES.items(), ("all, on purpose", [])]:
             backend.resting = set(random.sample(OBJECTS, 6))
             await asyncio.gather(*(backend.publish(publisher, name) for name in backend.resting))  # perhaps not matched yet
-            _delete(own_service, patterns)
+            if what == OVERWRITTEN:
+                await _overwrite(own_service, patterns)
+            elif patterns:
+                _delete(own_service, patterns)
+            else:
+                await _ordered(own_service, "drop", "all", "--data", str(own_service.data), "--yes")
             await _informed(followers, backend.resting, f"after the loss of {what}")
             await asyncio.gather(*(backend.publish(publisher, name) for name in backend.resting))
             await _informed(followers, backend.resting, f"of the next version, after the loss of {what}")
             assert not publishing.done(), publishing.exception()
+        await _reset_and_invalidated(own_service, publisher, tmp_path)
         over.set()
         await asyncio.wait_for(publishing, 150)
         await _informed(followers, set(OBJECTS), "when all is over")
@@ -57,11 +67,64 @@ async def test_whatever_is_deleted_under_load_every_client_is_informed(own_servi
         await asyncio.gather(*following, return_exceptions=True)
 
 
+async def _reset_and_invalidated(service: Service, publisher: roskva.Publisher, folder: Path) -> None:
+    """A backend goes back from version 100 to 5: one client is connected throughout, another one is away meanwhile."""
+    name, state = "restored", folder / "away.state"
+    async with roskva.Client(service.url, application="demo") as client:
+        await client.register(name)
+        async with roskva.Client(service.url, application="demo", state=state) as away:
+            await away.register(name)
+            await asyncio.gather(_told(client, None, epoch=0), _told(away, None, epoch=0))
+            await publisher.publish(name, 100)
+            await asyncio.gather(_told(client, 100, epoch=0), _told(away, 100, epoch=0))
+        await _ordered(service, "reset", "demo")
+        await _told(client, None, epoch=1)
+        await publisher.publish(name, 5)
+        await _told(client, 5, epoch=1)
+        async with roskva.Client(service.url, application="demo", state=state) as away:
+            await away.register(name, version=100, epoch=0)
+            await _told(away, None, epoch=1)  # and not 5: what was dropped a moment ago still counts as being recovered
+        said = await _ordered(service, "invalidate", f"demo/{name[:4]}*")
+        assert 'told "unknown"' in said
+        await _told(client, None, epoch=1)
+
+
+async def _ordered(service: Service, *words: str) -> str:
+    """A command of the CLI, which succeeds."""
+    done = await asyncio.to_thread(service.run, *words, timeout_s=INFORMED_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def _told(client: roskva.Client, version: int | None, epoch: int) -> None:
+    """Wait for this version, or for unknown; what comes before it is acknowledged, too."""
+    async with asyncio.timeout(INFORMED_S):
+        async for notification in client:
+            client.acknowledge(notification)
+            if (notification.version, notification.epoch) == (version, epoch):
+                return
+    raise AssertionError("the client has stopped")
+
+
 def _delete(service: Service, patterns: list[str]) -> None:
     files = [path for pattern in patterns for path in service.data.glob(pattern) if path.is_file()]
     assert files
     for path in files:
         path.unlink(missing_ok=True)
+
+
+async def _overwrite(service: Service, patterns: list[str]) -> None:
+    """All but the heads of these files, as a broken disk would; it is noticed under the load, and the files are put aside."""
+    files = [path for pattern in patterns for path in service.data.glob(pattern) if not path.name.endswith("-shm")]
+    assert files
+    for path in files:
+        with path.open("r+b") as file:
+            file.seek(100)
+            file.write(random.randbytes(max(0, path.stat().st_size - 100)))
+    async with asyncio.timeout(INFORMED_S):
+        while all(path.exists() for path in files):
+            await asyncio.sleep(0.1)
+    assert list(service.data.glob("*/lost/*.db"))
 
 
 async def _informed(followers: list[Follower], names: set[str], when: str) -> None:

@@ -133,8 +133,8 @@ class FeedContract:
         assert len(set(answers)) == 100
         values = [record.value for record in everything(engine, UPDATES)]
         assert len(values) == 100
-        for thread in range(4):
-            mine = [int(value.split(b"-")[1]) for value in values if value.startswith(b"%d-" % thread)]
+        for number in range(4):
+            mine = [int(value.split(b"-")[1]) for value in values if value.startswith(b"%d-" % number)]
             assert mine == list(range(25))
 
     def test_commits_move_forward_only_and_not_past_the_end(self, engine: Feed, second: MakeFeed) -> None:

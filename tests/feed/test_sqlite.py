@@ -52,11 +52,11 @@ def feed(data: Path) -> Iterator[SqliteFeed]:
 
 class TestContract(FeedContract):
     @pytest.fixture
-    def engine(self, feed: SqliteFeed) -> SqliteFeed:  # type: ignore[override]
+    def engine(self, feed: SqliteFeed) -> SqliteFeed:
         return feed
 
     @pytest.fixture
-    def second(self, data: Path) -> Iterator[MakeFeed]:  # type: ignore[override]
+    def second(self, data: Path) -> Iterator[MakeFeed]:
         opened: list[SqliteFeed] = []
 
         def open_again(retention_s: float = 3_600.0, bytes_max: int = 100_000) -> SqliteFeed:

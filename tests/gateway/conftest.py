@@ -35,7 +35,7 @@ async def start(settings: Settings) -> AsyncIterator[Start]:
     running: list[Gateway] = []
 
     async def begin(member_id: str = "", **changes: object) -> Gateway:
-        gateway = Gateway(dataclasses.replace(settings, **changes), member_id)  # type: ignore[arg-type]
+        gateway = Gateway(dataclasses.replace(settings, **changes), member_id)  # type: ignore[arg-type]  # any setting, each of its own type
         await gateway.start()
         running.append(gateway)
         return gateway

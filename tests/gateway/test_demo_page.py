@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +17,13 @@ from roskva.feed import REGISTRATIONS, UPDATES, Position, open_feed
 from roskva.gateway.service import Gateway
 from roskva.matcher.core import Batch, accept, collapse, match
 from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
-from roskva.model import Registration, Update
+from roskva.model import ObjectKey, Registration, Update
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.events import decode_registration
 from roskva.table import open_table
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
 
 playwright_api = pytest.importorskip("playwright.async_api")
 # The same names as in scripts/setup.sh.
@@ -38,6 +42,10 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome: `make test` installs one where it may"),
 ]
+
+
+def always(incarnation: int) -> Callable[[ObjectKey], int]:
+    return lambda key: incarnation
 
 
 async def run_matcher(gateway: Gateway) -> None:
@@ -63,16 +71,16 @@ async def run_matcher(gateway: Gateway) -> None:
         batch: Batch = collapse(updates, registrations)
         if not batch.empty:
             incarnation = newest[UPDATES][0].incarnation
-            accepted = accept(batch, settings.partitions, lambda key, incarnation=incarnation: incarnation)
+            accepted = accept(batch, settings.partitions, always(incarnation))
             table.write(accepted.writes)
             rows = table.read([*accepted.read_whole, *accepted.read_version])
-            propagations = match(batch, rows, settings.partitions, lambda key, incarnation=incarnation: incarnation)
+            propagations = match(batch, rows, settings.partitions, always(incarnation))
             await gateway.registrar.propagate(propagations)
         await asyncio.sleep(0.05)
 
 
 @pytest.fixture
-async def page(gateway: Gateway) -> AsyncIterator[playwright_api.Page]:
+async def page(gateway: Gateway) -> AsyncIterator[Page]:
     matcher = asyncio.create_task(run_matcher(gateway))
     async with playwright_api.async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -89,7 +97,7 @@ async def page(gateway: Gateway) -> AsyncIterator[playwright_api.Page]:
     assert [problem for problem in problems if "status of 400" not in problem] == []
 
 
-async def test_two_clients_learn_what_is_published(page: playwright_api.Page, tmp_path: Path) -> None:
+async def test_two_clients_learn_what_is_published(page: Page, tmp_path: Path) -> None:
     expect = playwright_api.expect
     first, second = page.locator(".pane").nth(0), page.locator(".pane").nth(1)
     for pane in (first, second):
@@ -121,13 +129,13 @@ async def test_two_clients_learn_what_is_published(page: playwright_api.Page, tm
     await expect(first.locator(".in-sync")).to_have_text("in sync")
 
 
-async def test_bad_publish_shows_the_error(page: playwright_api.Page) -> None:
+async def test_bad_publish_shows_the_error(page: Page) -> None:
     await page.fill("#object", "x" * 65 + "ü" * 40)
     await page.get_by_role("button", name="Publish").click()
     await playwright_api.expect(page.locator("#published.bad")).to_contain_text("cannot be used")
 
 
-async def test_the_pages_sha256_is_sha256(page: playwright_api.Page) -> None:
+async def test_the_pages_sha256_is_sha256(page: Page) -> None:
     for text in ("", "hello", "grüße", "x" * 55, "x" * 56, "x" * 64, "y" * 119):
         found = await page.evaluate("text => window.demo.sha256(new TextEncoder().encode(text))", text)
         assert found == hashlib.sha256(text.encode()).hexdigest()

@@ -29,6 +29,7 @@ from roskva.model import (
 )
 from roskva.pipeline.link import Link
 from roskva.protocol.internal import Announce, Challenge, Frame, Probe, Probed, Propagate, Propagated, Prove, proof
+from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, member_cell
 from tests.gateway.conftest import Start
 from tests.gateway.talking import channel_url, handshake, hear, hear_until, say
@@ -295,7 +296,9 @@ async def test_a_forwarded_message_whose_token_this_gateway_cannot_verify_starts
     sent: list[bytes] = []
 
     class Remote:
-        token, claims, session = "", None, None
+        token = ""
+        claims: Claims | None = None
+        session: object | None = None
 
         def send(self, data: bytes) -> None:
             sent.append(data)

@@ -8,7 +8,7 @@ import time
 
 import aiohttp
 import pytest
-from picows.picows import WSProtocol
+from picows.picows import WSProtocol  # type: ignore[attr-defined]  # private: its stub does not name it
 
 from roskva.gateway import server, websocket
 from roskva.gateway.service import Gateway
@@ -289,7 +289,9 @@ async def test_slow_client_is_bounded_and_then_disconnected(gateway: Gateway) ->
     for _ in range(2_000):  # 20 MB: far more than kernel and buffer take
         connection.send(message)
     assert connection in gateway.port.paused
-    transport = connection._transport.underlying_transport  # type: ignore[attr-defined]
+    assert isinstance(connection, websocket.WebSocketConnection)
+    assert connection._transport is not None
+    transport = connection._transport.underlying_transport
     assert transport.get_write_buffer_size() <= gateway.settings.send_buffer_bytes_max + 2 * len(message)
     assert gateway.metrics.messages_dropped > 0
     gateway.port.sweep(time.monotonic())

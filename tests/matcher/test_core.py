@@ -22,6 +22,7 @@ from roskva.model import (
     SETTLED,
     UNAVAILABLE,
     ClientId,
+    ObjectKey,
     Propagation,
     Registration,
     Update,
@@ -74,12 +75,19 @@ def batch_of(events: Iterable[Update | Registration]) -> Batch:
     return collapse((e for e in events if isinstance(e, Update)), (e for e in events if isinstance(e, Registration)))
 
 
-def registration(client: ClientId = PHONE, seqno: int = 1, **more: object) -> Registration:
-    return Registration(**{"client": client, "object": HELLO, "seqno": seqno, "registered": True, "device": client, **more})
+def registration(
+    client: ClientId = PHONE,
+    seqno: int = 1,
+    object: ObjectKey = HELLO,
+    registered: bool = True,
+    held: int | None = None,
+    repair: bool = False,
+) -> Registration:
+    return Registration(client, object, seqno, registered, device=client, held=held, repair=repair)
 
 
-def update(version: int, source: str = "", **more: object) -> Update:
-    return Update(**{"object": HELLO, "version": version, "source": source, **more})
+def update(version: int, source: str = "", again: bool = False) -> Update:
+    return Update(HELLO, version, source, again)
 
 
 def told(propagations: Iterable[Propagation]) -> set[tuple[str, int, int]]:
@@ -306,7 +314,7 @@ def test_a_late_registration_does_not_undo_a_later_unregistration() -> None:
 
 def test_a_repeated_batch_tells_the_same_and_leaves_the_same_rows() -> None:
     world = World()
-    events = [registration(PHONE), registration(LAPTOP, 3), update(7, "phone"), update(6, "phone")]
+    events: list[Update | Registration] = [registration(PHONE), registration(LAPTOP, 3), update(7, "phone"), update(6, "phone")]
     first = world.task(*events)
     rows = {key: dict(row) for key, row in world.rows.items()}
     assert world.task(*events) == first

@@ -33,7 +33,7 @@ Judge = Callable[[Propagation], int]
 
 def settings_for(data: Path, **changes: object) -> Settings:
     defaults: dict[str, object] = {"data": data, "member_timeout_s": 2.0, "propagation_timeout_s": 0.7, "pipeline_memory": "512m"}
-    return Settings(**{**defaults, **changes})  # type: ignore[arg-type]
+    return Settings(**{**defaults, **changes})  # type: ignore[arg-type]  # a test may change any setting, each of its own type
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
@@ -139,12 +139,10 @@ def publish(settings: Settings, name: str, version: int, source: str = "", epoch
     return key
 
 
-def register(
-    settings: Settings, client: str, name: str, seqno: int, device: str = "", registered: bool = True, **more: object
-) -> ObjectKey:
+def register(settings: Settings, client: str, name: str, seqno: int, device: str = "", registered: bool = True) -> ObjectKey:
     """What the Registrar appends for a registration that it recorded."""
     key = object_key("demo", 0, name.encode())
-    registration = Registration(ClientId(client), key, seqno, registered, device or client, **more)  # type: ignore[arg-type]
+    registration = Registration(ClientId(client), key, seqno, registered, device or client)
     open_feed(settings).append("registrations", [Entry(key, encode_registration(registration))])
     return key
 

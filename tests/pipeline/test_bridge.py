@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from roskva.config import ApplicationSettings
-from roskva.matcher.forms import Form, Malformed, check, extract
+from roskva.matcher.forms import Form, Malformed, check, extract, form_of
 from roskva.model import Update, object_key
-from roskva.pipeline.bridge import bridge, form_of
+from roskva.pipeline.bridge import bridge
 from roskva.pipeline.events import COLUMNS, decode_dead_letter, read_events
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 
 from roskva.config import Settings
 from roskva.model import OUTCOME_UPDATE, ObjectKey
-from roskva.pipeline.health import RUNNING, STOPPED, read_health
+from roskva.pipeline.health import RUNNING, STOPPED, Health, read_health
 from roskva.table import open_table
 from tests.pipeline.standin import RegistrarStandIn, publish, register, settings_for, wait_until
 
@@ -140,7 +140,9 @@ def test_killed_in_mid_batch_it_repeats_the_batch_and_then_stops_cleanly(mid_bat
     wait_until(lambda: mid_batch.is_told(8), 30, "life goes on")
 
     table = open_table(mid_batch.settings)
-    health = lambda: read_health(table)  # noqa: E731
+
+    def health() -> Health | None:
+        return read_health(table)
 
     def told_all() -> bool:
         h = health()  # written once a second: the first that we see may be older than the last publish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,21 @@ from roskva.errors import PartitionUnavailable
 from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, Entry
 from roskva.matcher.cells import object_row, read_copies, read_version, registration_cell
-from roskva.matcher.events import decode_update, encode_update
-from roskva.model import DROP_COPY, OUTCOME_VERSION, SETTLED, ClientId, ObjectKey, Propagation, Update, object_key
+from roskva.matcher.core import collapse, tell_registered
+from roskva.matcher.events import Invalidation, decode_fan_out, decode_update, encode_invalidation, encode_update
+from roskva.model import (
+    DROP_COPY,
+    OUTCOME_LOST,
+    OUTCOME_UPDATE,
+    OUTCOME_VERSION,
+    PUT_ASIDE,
+    SETTLED,
+    ClientId,
+    ObjectKey,
+    Propagation,
+    Update,
+    object_key,
+)
 from roskva.pipeline import fanout
 from roskva.pipeline.connections import Connections, connections
 from roskva.pipeline.events import Origin, decode_dead_letter
@@ -115,7 +129,7 @@ def test_a_registration_of_the_meantime_is_told_or_has_read_the_version(
     connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
 ) -> None:
     Task(connected).run([rows.update("large", 7)])
-    walk = fanout._Walk(large, fanout.collapse([Update(large, 7, "")], []).changes[large], 4)
+    walk = fanout._Walk(large, collapse([Update(large, 7, "")], []).changes[large], 4)
     page = walk.read(connected.table)
     told = walk.told_of(page)
     walk.go_on(page)
@@ -179,14 +193,12 @@ def test_copies_of_the_dead_are_dropped(connected: Connections, registrar: Regis
 def test_poison_is_buried_and_the_rest_goes_through(
     connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = fanout.tell_registered
-
-    def tell_registered(key: ObjectKey, *more: Any) -> Any:
+    def checked(key: ObjectKey, *more: Any) -> Any:
         if key == key_of("bad"):
             raise RuntimeError("a row that nobody can read")
-        return original(key, *more)
+        return tell_registered(key, *more)
 
-    monkeypatch.setattr(fanout, "tell_registered", tell_registered)
+    monkeypatch.setattr(fanout, "tell_registered", checked)
     values = [b"\xff", encode_update(Update(key_of("bad"), 1, "")), encode_update(Update(large, 3, "")), b"[]"]
     counts = FanOut(connected).run([origin(value, offset) for offset, value in enumerate(values)])
     assert registrar.versions(large) == [3] * 25
@@ -254,3 +266,126 @@ def test_the_task_yields_one_row_of_counts(settings: Settings, registrar: Regist
     assert result[0].to_pylist()[0]["propagations"] == 25
     assert list(FanOutTask(settings)(iter([]))) == []
     connections(settings).links.close()  # else the worker's, which live on
+
+
+def invalidate(connected: Connections, *orders: tuple[int, Invalidation]) -> Counts:
+    """Each order is the partition of its record, and what is invalidated."""
+    return FanOut(connected).run(
+        [origin(encode_invalidation(order), offset)._replace(partition=partition) for offset, (partition, order) in enumerate(orders)]
+    )
+
+
+def whole(prefix: bytes, epoch: int = 0) -> list[tuple[int, Invalidation]]:
+    """One order in every partition, as the gateway appends it."""
+    return [(partition, Invalidation(object_key("demo", epoch, prefix), prefix=True)) for partition in range(4)]
+
+
+def informed(registrar: RegistrarStandIn) -> list[tuple[str, str]]:
+    assert {told.outcome for _, told in registrar.told} <= {OUTCOME_LOST}
+    return sorted((told.object[len(key_of("")) :].decode(), told.client) for _, told in registrar.told)
+
+
+def test_records_of_both_kinds_decode() -> None:
+    update, order = Update(key_of("a"), 7, "c03", again=True), Invalidation(key_of("a"), prefix=True)
+    assert decode_fan_out(encode_update(update)) == update
+    assert decode_fan_out(encode_invalidation(order)) == order
+    assert encode_update(update).startswith(b"["), "as before there were invalidations"
+
+
+def test_an_invalidated_object_is_walked_and_everyone_is_to_be_registered_anew(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    Task(connected).run([rows.registration("c00", "larger", 1)])
+    registrar.told.clear()
+    before = registrar.calls
+    counts = invalidate(connected, (0, Invalidation(large)), (0, Invalidation(large)))
+    assert informed(registrar) == [("large", client) for client in CLIENTS], "once, though it was ordered twice"
+    assert {told.seqno for _, told in registrar.told} == {1}
+    assert (counts.fan_outs, counts.invalidated, registrar.calls - before) == (2, 25, 3), "page by page"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"), [("l", "l la large"), ("la", "la large"), ("large", "large"), ("x", ""), ("", "k l la large m")]
+)
+def test_a_prefix_reaches_what_begins_with_it_in_all_partitions_and_nothing_else(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey, prefix: str, expected: str
+) -> None:
+    few = [rows.registration("c1", name, 1) for name in ("k", "l", "la", "m")]
+    elsewhere = object_key("demo2", 0, b"large"), object_key("demo", 1, b"large")
+    Task(connected).run(few)
+    table = open_table(connected.settings)
+    table.write([Mutation(object_row(key, 4), [registration_cell(ClientId("no"), 1, "", registered=True)]) for key in elsewhere])
+    registrar.told.clear()
+    invalidate(connected, *whole(prefix.encode()))
+    wanted = expected.split()
+    assert informed(registrar) == sorted(
+        [(name, "c1") for name in wanted if name != "large"] + [("large", c) for c in CLIENTS if "large" in wanted]
+    )
+
+
+def test_many_small_rows_are_told_in_pages_and_a_large_one_does_not_make_them_wait(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "ROWS_AT_A_TIME", 7)
+    names = [f"l{number:03}" for number in range(60)]
+    Task(connected).run([rows.registration("c1", name, 1) for name in names])
+    registrar.told.clear()
+    before = registrar.calls
+    counts = invalidate(connected, *whole(b"l"))
+    assert informed(registrar) == sorted([(name, "c1") for name in names] + [("large", client) for client in CLIENTS])
+    assert counts.invalidated == 85
+    assert 60 / 7 + 3 <= registrar.calls - before <= 20
+    table = open_table(connected.settings)
+    assert all(len(list(table.scan("matcher", partition))) for partition in range(4)), "the rows are in all partitions"
+
+
+def test_the_unregistered_are_left_alone(connected: Connections, registrar: RegistrarStandIn, rows: Rows) -> None:
+    Task(connected).run([rows.registration("c1", "x", 1), rows.registration("c2", "x", 1)])
+    Task(connected).run([rows.registration("c2", "x", 2, registered=False)])
+    registrar.told.clear()
+    assert invalidate(connected, *whole(b"")).invalidated == 1
+    assert informed(registrar) == [("x", "c1")]
+
+
+def test_rows_that_cannot_be_scanned_now_are_scanned_later(
+    connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = connected.table.scan
+    failures = iter([True, False, True])
+
+    def scan(*more: Any, **named: Any) -> Any:
+        if next(failures, False):
+            raise PartitionUnavailable("busy", "table/matcher-0")
+        return original(*more, **named)
+
+    monkeypatch.setattr(connected.table, "scan", scan)
+    assert invalidate(connected, *whole(b"la")).retries == 2
+    assert informed(registrar) == [("large", client) for client in CLIENTS]
+
+
+def test_an_update_and_an_invalidation_of_one_object_are_both_told(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    values = [encode_update(Update(large, 3, "")), encode_invalidation(Invalidation(large)), b'{"invalidate": 1}', b'{"nonsense": "x"}']
+    counts = FanOut(connected).run([origin(value, offset) for offset, value in enumerate(values)])
+    assert sorted(told.outcome for _, told in registrar.told) == [OUTCOME_UPDATE] * 25 + [OUTCOME_LOST] * 25
+    assert counts.dead_letters == 2
+
+
+def test_a_client_whose_row_cannot_be_written_is_told_until_it_is(
+    connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No marker and no scratch cell stands for what an invalidation asks for: its batch stays open."""
+    original = connected.links.propagate
+    failures = iter([True, True])  # both of the page that c03 is on
+
+    def propagate(told: list[Propagation]) -> Any:
+        answer = original(told)
+        if next(failures, False):
+            verdicts = [PUT_ASIDE if one.client == "c03" else verdict for one, verdict in zip(told, answer.verdicts, strict=True)]
+            return replace(answer, verdicts=verdicts)
+        return answer
+
+    monkeypatch.setattr(connected.links, "propagate", propagate)
+    invalidate(connected, (0, Invalidation(large)))
+    assert sorted(told.client for _, told in registrar.told) == sorted([*CLIENTS, "c03", "c03"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,9 +108,14 @@ def test_the_health_is_in_the_table_and_outranks_a_predecessor_s(tmp_path: Path)
 def test_unchanged_health_is_not_written_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_for(tmp_path)
     table = open_table(settings)
-    writes = []
-    original = table.write
-    monkeypatch.setattr(table, "write", lambda mutations: (writes.append(1), original(mutations)))
+    writes: list[Sequence[Mutation]] = []
+    write = table.write
+
+    def counting(mutations: Sequence[Mutation]) -> None:
+        writes.append(mutations)
+        write(mutations)
+
+    monkeypatch.setattr(table, "write", counting)
     monkeypatch.setattr("roskva.pipeline.health._LOOK_EVERY_S", 0.05)
     writer = HealthWriter(table, open_feed(settings))
     time.sleep(0.5)

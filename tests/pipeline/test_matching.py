@@ -14,6 +14,7 @@ from roskva.errors import FeedFull, PartitionUnavailable
 from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES
 from roskva.matcher.cells import object_row, read_copies, read_version
+from roskva.matcher.core import match
 from roskva.matcher.forms import Stamp
 from roskva.model import (
     DROP_COPY,
@@ -77,9 +78,9 @@ class Rows:
         bridged = (name.encode(), str(version).encode(), source.encode(), KINDS)
         return self.row(UPDATES, object_key("demo", epoch or 0, name.encode()), Stamp("demo", epoch, again).encode(), value, bridged)
 
-    def registration(self, client: str, name: str, seqno: int, registered: bool = True, **more: Any) -> tuple[Any, ...]:
+    def registration(self, client: str, name: str, seqno: int, registered: bool = True, held: int | None = None) -> tuple[Any, ...]:
         key = object_key("demo", 0, name.encode())
-        value = encode_registration(Registration(ClientId(client), key, seqno, registered, client, **more))
+        value = encode_registration(Registration(ClientId(client), key, seqno, registered, client, held))
         return self.row(REGISTRATIONS, key, b"", value)
 
 
@@ -201,14 +202,12 @@ def test_an_object_that_cannot_be_matched_is_buried_alone(
 ) -> None:
     from roskva.pipeline import matching
 
-    original = matching.match
-
-    def match(batch: Any, *more: Any) -> Any:
+    def checked(batch: Any, *more: Any) -> Any:
         if key_of("bad") in batch.changes:
             raise RuntimeError("a row that nobody can read")
-        return original(batch, *more)
+        return match(batch, *more)
 
-    monkeypatch.setattr(matching, "match", match)
+    monkeypatch.setattr(matching, "match", checked)
     names = [f"n{number}" for number in range(8)]
     run(connected, *(rows.registration("a", name, 1) for name in names))
     registrar.told.clear()

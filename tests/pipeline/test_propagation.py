@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,9 +26,10 @@ from roskva.model import (
 from roskva.pipeline import blind as blind_module
 from roskva.pipeline.propagation import Links
 from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells, seqno_cell
+from roskva.registrar.core import BlindDecision, blind
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.table import open_table
-from roskva.table.interface import Mutation, RowKey
+from roskva.table.interface import Mutation, Row, RowKey
 from roskva.table.marks import MARKS
 from tests.pipeline.standin import RegistrarStandIn, marked, settings_for, sharing_ids, wait_until
 
@@ -213,12 +213,12 @@ def test_a_table_that_fails_keeps_blind_writes_open_and_holds_up_no_other_partit
     failures = iter(range(3))
     order: list[int] = []
 
-    def read(rows: list[RowKey], *more: object, **named: object) -> object:
+    def read(rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
         if rows and rows[0].table == "registrar":
             if rows[0].partition == 1 and next(failures, None) is not None:
                 raise PartitionUnavailable("busy", "table/registrar-1")
             order.append(rows[0].partition)
-        return original(rows, *more, **named)  # type: ignore[arg-type]
+        return original(rows, prefix, limit, after)
 
     monkeypatch.setattr(table, "read", read)
     result = links.propagate([told(name) for name in clients.values()])
@@ -233,14 +233,13 @@ def test_a_row_that_nobody_can_read_holds_up_nobody(
 ) -> None:
     for name in ("good", "bad"):
         create(settings, name)
-    original = blind_module.blind
 
-    def blind(row: ClientRow, told: Propagation) -> Any:
+    def checked(row: ClientRow, told: Propagation) -> BlindDecision:
         if row.client == "bad" and not row.empty:
             raise ValueError("not a cell that anybody wrote")
-        return original(row, told)
+        return blind(row, told)
 
-    monkeypatch.setattr(blind_module, "blind", blind)
+    monkeypatch.setattr(blind_module, "blind", checked)
     assert links.propagate([told("bad"), told("good")]).verdicts == [DROP_COPY, SETTLED]
     assert [waiting.version for waiting in row_of(settings, "good").waiting()] == [7]
     assert "the row of client bad cannot be read" in caplog.text

@@ -89,7 +89,10 @@ def test_an_unreachable_registrar_is_written_for_and_later_called_again(
     wait_until(lambda: registrar.versions(key, "held"), what="the registration")
     registrar.answering.clear()
     publish(settings, "held", 5)
-    stored = lambda: [w.version for w in ClientRow(client, open_table(settings).read([row])[row].values()).waiting()]  # noqa: E731
+
+    def stored() -> list[int | None]:
+        return [w.version for w in ClientRow(client, open_table(settings).read([row])[row].values()).waiting()]
+
     wait_until(lambda: stored() == [5], 20, "the blind write")
     assert client in marked(settings)
     registrar.answering.set()

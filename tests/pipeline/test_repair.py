@@ -13,9 +13,12 @@ import pytest
 from roskva.config import Settings
 from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, object_key, partition_of
 from roskva.pipeline import repair as repair_module
-from roskva.pipeline import sweeps
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.repair import Repair, lost_in, registrations_to_repair
+from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair, registrations_to_repair
+from roskva.pipeline.sweeps import Request, Swept, jobs, schedule
+from roskva.pipeline.sweeps.record import Record
+from roskva.pipeline.sweeps.repairs import Repairs
+from roskva.pipeline.sweeps.schedule import Schedule
 from roskva.pipeline.telling import Counts
 from roskva.registrar.cells import CREATED, Created, Pending, client_row, created_cell, registration_cells
 from roskva.table import open_manifest, open_table
@@ -70,6 +73,12 @@ def test_only_what_the_pipeline_cannot_do_without_is_repaired() -> None:
     assert lost_in(records) == [(Address("table", "matcher", 0), 7), (Address("feed", "updates", 3), 9)]
 
 
+def test_what_was_put_aside_in_scratch_may_have_been_of_any_object() -> None:
+    records = {Address("table", "scratch", 2): PartitionRecord(7, RECOVERING, True)}
+    assert partitions_to_repair(lost_in(records), 4) == {0, 1, 2, 3}
+    assert partitions_to_repair([Lost(Address("table", "matcher", 2), 7), Lost(Address("feed", "fan-outs", 0), 7)], 4) == {0, 2}
+
+
 def test_a_client_is_asked_to_repair_what_it_registered_of_the_lost_partitions(settings: Settings) -> None:
     client = a_client(settings, "client", *KEYS)
     row = client_row(client, settings.partitions)
@@ -111,7 +120,7 @@ def test_a_row_that_nobody_can_read_holds_up_nobody(settings: Settings, registra
 
 def test_the_job_runs_in_spark(settings: Settings, registrar: RegistrarStandIn, spark: SparkSession) -> None:
     clients = {a_client(settings, f"client-{number}", KEYS[0], KEYS[1]) for number in range(10)}
-    counts = sweeps.repair(spark, settings, frozenset(range(settings.partitions)))
+    counts = jobs.repair(spark, settings, frozenset(range(settings.partitions)))
     assert counts.propagations == 20
     assert {(told.client, told.object) for _, told in registrar.told} == {(one, key) for one in clients for key in KEYS[:2]}
 
@@ -149,7 +158,7 @@ def lose(manifest: Manifest, partition: int) -> int:
 def test_each_loss_gets_one_pass_and_counts_as_known_after_the_horizon(settings: Settings, manifest: Manifest) -> None:
     """Trap 32: a publisher may repeat for a while what it published before the loss."""
     settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
-    repairs = sweeps.Repairs(manifest, settings, passes)
+    repairs = Repairs(manifest, settings, passes)
     repairs.step(0.0)
     assert passes.lost == []
     lose(manifest, 1)
@@ -163,7 +172,7 @@ def test_each_loss_gets_one_pass_and_counts_as_known_after_the_horizon(settings:
 
 def test_what_is_lost_again_is_repaired_again(settings: Settings, manifest: Manifest) -> None:
     settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
-    repairs = sweeps.Repairs(manifest, settings, passes)
+    repairs = Repairs(manifest, settings, passes)
     lose(manifest, 1)
     repairs.step(0.0)
     lose(manifest, 1)
@@ -175,12 +184,17 @@ def test_what_is_lost_again_is_repaired_again(settings: Settings, manifest: Mani
     assert manifest.record("table", "matcher", 1).state == COMPLETE
 
 
+def no_job(request: Request, record: Record, partition: int) -> Swept:
+    raise AssertionError("no sweep is due in this test")
+
+
 def test_a_pass_that_fails_is_begun_again(settings: Settings, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(schedule, "_LOOK_EVERY_S", 0.01)
     passes, stop = Passes(), threading.Event()
     passes.fails = True
     lose(manifest, 2)
-    thread = threading.Thread(target=sweeps.Repairs(manifest, settings, passes).run, args=(stop,))
+    plan = Schedule(open_table(settings), settings, no_job, Repairs(manifest, settings, passes).step)
+    thread = threading.Thread(target=plan.run, args=(stop,))
     thread.start()
     try:
         threading.Event().wait(0.1)

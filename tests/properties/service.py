@@ -16,8 +16,9 @@ from roskva.feed.interface import Entry
 from roskva.model import UNAVAILABLE, Propagation
 from roskva.protocol.messages import ClientMessage
 from roskva.protocol.tokens import Keyring
+from roskva.registrar.handshakes import unverified
 from roskva.registrar.members import Member, MemberView, member_cell
-from roskva.registrar.service import Registrar, unverified
+from roskva.registrar.service import Registrar
 from roskva.registrar.sessions import Channel
 from roskva.table.interface import Mutation, Row, RowKey
 from tests.properties.registrar import DATA_CENTER

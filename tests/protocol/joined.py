@@ -35,6 +35,7 @@ from roskva.protocol.messages import (
     Notify,
     ServerMessage,
     StartAnew,
+    Status,
     SyncRequest,
 )
 from roskva.protocol.tokens import Claims, Keyring
@@ -211,12 +212,24 @@ class Server:
         if entry.stored:
             self._commit(session.claims.client, [core.acknowledge(key, entry.seqno, version)])
 
-    def speak(self, session: Session, **what: object) -> None:
+    def speak(
+        self, session: Session, status: Iterable[Status] = (), notify: Iterable[Notify] = (), sync_request: SyncRequest | None = None
+    ) -> None:
         row = self.row(session.claims.client)
         unsettled = row.pending_count + len(session.outstanding)
         session.told_unsettled, session.said_s = unsettled, self.now_s
-        summary = row.digest.summary()
-        session.channel.append(ServerMessage(1, session.token, summary, unsettled, self.time_ms, **what))
+        session.channel.append(
+            ServerMessage(
+                1,
+                session.token,
+                row.digest.summary(),
+                unsettled,
+                self.time_ms,
+                status=[*status],
+                notify=[*notify],
+                sync_request=sync_request,
+            )
+        )
 
     @property
     def time_ms(self) -> int:
@@ -265,7 +278,7 @@ class Server:
 
     def _settle(self) -> None:
         owed, self._owed = self._owed, []
-        confirmed: dict[ClientId, list[object]] = {}
+        confirmed: dict[ClientId, list[Status]] = {}
         for told, tell, version in owed:
             session = self.sessions.get(told.client)
             entry = None if session is None else session.outstanding.get((told.object, version is None))

@@ -21,7 +21,7 @@ from pathlib import Path
 from roskva.client import actions
 from roskva.client.core import ClientCore
 from roskva.model import ClientId, Update, name_from_text, object_key
-from roskva.protocol.messages import ClientMessage, Config, ServerMessage, decode_client, decode_server, encode
+from roskva.protocol.messages import ClientMessage, Config, Init, ServerMessage, decode_client, decode_server, encode
 from tests.protocol.joined import Server
 
 TRANSCRIPTS = Path(__file__).parents[2] / "docs" / "transcripts"
@@ -217,7 +217,7 @@ _DIRECTIVES: dict[str, Callable[..., None]] = {
 }
 
 
-def _init(nonce: str, prior: str) -> object:
+def _init(nonce: str, prior: str) -> Init | None:
     return decode_client(
         json.dumps({"init": {"nonce": nonce, "application": "demo", "device": "phone", "prior": prior}}).encode(), 1 << 20
     ).init
@@ -274,7 +274,8 @@ def steps(text: str) -> Iterator[tuple[str, list[str]]]:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines, "a transcript without lines"
     assert lines[0].startswith("> "), "a transcript begins with what happens"
-    directive, answer = lines[0][2:], []
+    directive = lines[0][2:]
+    answer: list[str] = []
     for line in lines[1:]:
         if line.startswith("> "):
             yield directive, answer

@@ -85,7 +85,15 @@ class Place:
         cells = [member_cell(Member(one, "127.0.0.1:1", "127.0.0.1:2"), 1) for one in (member, *others)]
         self.members.observe(cells, 0.0)
         self.registrar = Registrar(
-            settings, self.table_lanes, self.feed_lanes, KEYRING, member, self.members, clock=clock, wall_clock=wall_clock
+            settings,
+            self.table_lanes,
+            self.feed_lanes,
+            KEYRING,
+            member,
+            self.members,
+            epoch_of=lambda application: self.engine.manifest.seen().epochs.get(application, 0),
+            clock=clock,
+            wall_clock=wall_clock,
         )
 
     async def close(self) -> None:

@@ -16,8 +16,10 @@ from roskva.registrar.cells import (
     LogName,
     Pending,
     client_row,
+    closed_on,
     created_cell,
     done_cell,
+    is_waiting,
     log_cell,
     read_created,
     read_log_name,
@@ -25,7 +27,9 @@ from roskva.registrar.cells import (
     registration_cells,
     seen_cell,
     seqno_cell,
+    stamped_waiting,
     unknown_cell,
+    waiting_since_s,
 )
 from roskva.table.interface import Cell, wins
 
@@ -99,3 +103,30 @@ def test_created_is_read_back(application: str, device: str) -> None:
 def test_the_row_of_a_client_lies_in_the_partition_of_its_id() -> None:
     client = ClientId("client-1")
     assert client_row(client, 4) == ("registrar", client_partition(client, 4), b"client-1")
+
+
+@given(key=keys, seqno=seqnos, version=seqnos, time_s=st.floats(allow_nan=False, allow_infinity=False))
+def test_what_waits_says_since_when_and_an_acknowledgement_still_wins(key: ObjectKey, seqno: int, version: int, time_s: float) -> None:
+    plain = [log_cell(key, seqno, version, WAITING), unknown_cell(key, seqno, WAITING)]
+    closed = [log_cell(key, seqno, version, ACKNOWLEDGED), unknown_cell(key, seqno, ACKNOWLEDGED)]
+    stamped = stamped_waiting(plain, time_s)
+    for one, before, after in zip(stamped, plain, closed, strict=True):
+        assert (one.name, one.timestamp) == (before.name, before.timestamp)
+        assert is_waiting(one)
+        assert is_waiting(before)
+        assert not is_waiting(after)
+        assert waiting_since_s(one) == min(max(int(time_s), 0), 2**32 - 1)
+        assert waiting_since_s(before) is waiting_since_s(after) is None
+        assert wins(after, one)
+        assert not wins(one, after)
+        assert wins(closed_on(one, 20_000), one)
+
+
+def test_only_notifications_that_wait_are_stamped() -> None:
+    others = [
+        *registration_cells(HELLO, 5, True, Pending()),
+        done_cell(HELLO, 5),
+        seqno_cell(5, WAITING),
+        log_cell(HELLO, 5, 7, ACKNOWLEDGED),
+    ]
+    assert stamped_waiting(others, 1_000.0) == others

@@ -85,8 +85,8 @@ def operate(
     return core.operate(row, session, numbers if numbers is not None else Operations(), register, unregister, limit)
 
 
-def register(op: int, name: str = "hello", **more: object) -> Register:
-    return Register(op=op, object=name, **more)
+def register(op: int, name: str = "hello", version: str | None = None, epoch: int = 0) -> Register:
+    return Register(op=op, object=name, version=version, epoch=epoch)
 
 
 def unregister(op: int, name: str = "hello") -> Unregister:

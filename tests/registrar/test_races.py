@@ -17,7 +17,7 @@ from roskva.pipeline.blind import write_blindly
 from roskva.protocol.messages import Ack, ClientMessage, Init, Register, Unregister
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.cells import CREATED, client_row
-from roskva.table.interface import Cell, Mutation
+from roskva.table.interface import Cell, Mutation, Row, RowKey
 from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
 
 
@@ -73,12 +73,12 @@ async def test_a_mark_is_done_with_only_when_its_row_was_read(place: Place) -> N
     read = place.table_lanes.read
     failures = 0
 
-    async def failing(rows: Sequence[Any], *rest: Any) -> Any:
+    async def failing(rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
         nonlocal failures
         if rows and rows[0].table == "registrar":
             failures += 1
             raise PartitionUnavailable("Busy.", "registrar-0")
-        return await read(rows, *rest)
+        return await read(rows, prefix, limit)
 
     place.table_lanes.read = failing  # type: ignore[method-assign]
     await asyncio.to_thread(write_blindly, place.engine, place.settings, [told(event, OUTCOME_UPDATE, 9)])
@@ -117,7 +117,7 @@ async def test_pending_done_and_its_notification_land_together_however_many_ther
         assert UNAVAILABLE in await place.registrar.propagate(tuples)
         assert set(await place.registrar.propagate(tuples)) == {SETTLED}
     finally:
-        del place.engine.write  # type: ignore[method-assign]
+        del place.engine.write
     waiting = {one.object for one in place.row(token).waiting()}
     assert waiting == {event.object for event in events[1:]}
     assert place.row(token).pending_count == 0
@@ -150,9 +150,9 @@ async def test_an_operation_of_a_superseded_session_that_waited_for_its_turn_doe
     granted = await later.until(lambda m: m.grant)
     read, gate = place.table_lanes.read, asyncio.Event()
 
-    async def held_back(rows: Sequence[Any], *rest: Any) -> Any:
+    async def held_back(rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
         await gate.wait()
-        return await read(rows, *rest)
+        return await read(rows, prefix, limit)
 
     place.table_lanes.read = held_back  # type: ignore[method-assign]
     place.say(later, ClientMessage(token=granted.token))

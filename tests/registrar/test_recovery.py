@@ -13,7 +13,7 @@ import pytest
 from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
 from roskva.model import OUTCOME_COVERED, OUTCOME_UNREGISTERED, OUTCOME_UPDATE, SETTLED, UNAVAILABLE, Registration, client_partition
-from roskva.protocol.messages import Ack, ClientMessage, Register, Unregister
+from roskva.protocol.messages import Ack, ClientMessage, Register, ServerMessage, Unregister
 from roskva.registrar.cells import SEEN
 from roskva.table.interface import Mutation
 from tests.registrar.place import Clock, HeldChannel, Place, acknowledging, serving, told
@@ -87,7 +87,11 @@ def landing_and_failing(place: Place, fails: Callable[[Mutation], bool]) -> Iter
     try:
         yield
     finally:
-        del place.engine.write  # type: ignore[method-assign]
+        del place.engine.write
+
+
+def tells(version: int) -> Callable[[ServerMessage], bool]:
+    return lambda message: any(notify.version == str(version) for notify in message.notify)
 
 
 async def test_what_a_former_owner_writes_after_the_first_look_is_found_by_the_second(
@@ -106,9 +110,9 @@ async def test_what_a_former_owner_writes_after_the_first_look_is_found_by_the_s
             assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, version)]) == [SETTLED]
             clock.now_s = looked_at_s - 1.0
             await a_round(heir)
-            assert not any(n.version == str(version) for m in channel.received for n in m.notify)
+            assert not any(map(tells(version), channel.received))
             clock.now_s = looked_at_s
-            await channel.until(lambda m, version=version: any(n.version == str(version) for n in m.notify))
+            await channel.until(tells(version))
             await until(lambda: session.unsettled == 0)
 
 

@@ -52,6 +52,7 @@ async def test_a_grant_tells_the_whole_policy_of_the_application(place: Place) -
     channel = HeldChannel()
     await place.start_client(channel)
     config = (await channel.until(lambda m: m.config)).config
+    assert config is not None
     demo = place.settings.applications["demo"]
     told = {name: getattr(config, name) for name in msgspec.structs.asdict(config) if hasattr(demo, name)}
     assert told == {name: getattr(demo, name) for name in told}

@@ -36,12 +36,12 @@ class Observed(SqliteTable):
                 raise PartitionUnavailable("It fails.", "test")
         super().write(mutations)
 
-    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None) -> dict[RowKey, Row]:
+    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
         self.reads.append(len(rows))
         for row in rows:
             if row[:2] in self.failing:
                 raise PartitionUnavailable("It fails.", "test")
-        return super().read(rows, prefix, limit)
+        return super().read(rows, prefix, limit, after)
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ import pytest
 from roskva.config import Settings
 from roskva.errors import PartitionLost, PartitionUnavailable
 from roskva.table import SqliteTable, open_manifest, open_table
-from roskva.table.files import PartitionFile
+from roskva.table.files import PartitionFile, _Handle
 from roskva.table.interface import Cell, Mutation, RowKey
-from roskva.table.manifest import COMPLETE, RECOVERING, Manifest
+from roskva.table.manifest import COMPLETE, RECOVERING, Manifest, PartitionRecord
 from tests.table.contract import TableContract
 
 ROW = RowKey("registrar", 0, b"row")
@@ -62,11 +62,11 @@ def checks_every_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestContract(TableContract):
     @pytest.fixture
-    def engine(self, table: SqliteTable) -> SqliteTable:  # type: ignore[override]
+    def engine(self, table: SqliteTable) -> SqliteTable:
         return table
 
     @pytest.fixture
-    def second(self, data: Path) -> Iterator[Callable[[], SqliteTable]]:  # type: ignore[override]
+    def second(self, data: Path) -> Iterator[Callable[[], SqliteTable]]:
         opened: list[SqliteTable] = []
 
         def open_again() -> SqliteTable:
@@ -300,8 +300,8 @@ class TestBusy:
         before = table.incarnation("registrar", 0)
         opened = PartitionFile._open_created
 
-        def small(*arguments: object) -> object:
-            handle = opened(*arguments)  # type: ignore[arg-type]
+        def small(file: PartitionFile, deployment: str, record: PartitionRecord) -> _Handle:
+            handle = opened(file, deployment, record)
             handle.connection.execute("PRAGMA max_page_count=20")
             return handle
 

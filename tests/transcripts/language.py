@@ -33,7 +33,7 @@ from roskva.protocol.messages import Ack
 from roskva.table.interface import RowKey
 from tests.properties.registrar import RegistrarShell
 from tests.properties.store import PARTITIONS, Fault
-from tests.transcripts.stage import Player, Stage
+from tests.transcripts.stage import Player, Stage, name_of_player
 from tests.transcripts.words import cell_text, seqno_from_text
 
 Command = Callable[..., None]
@@ -343,7 +343,7 @@ def let_pass(stage: Stage, seconds: str) -> None:
 def check(stage: Stage) -> None:
     for player in stage.applications:
         shown = [f"{one.object}@{'unknown' if one.version is None else one.version}" for one in player.history]
-        stage.say(f"{player.name} was shown {', '.join(shown) or 'nothing'} in this run")
+        stage.say(f"{name_of_player(player)} was shown {', '.join(shown) or 'nothing'} in this run")
     faults = stage.broken_promises()
     if stage.in_flight:
         faults.append(f"{len(stage.in_flight)} messages are in flight")

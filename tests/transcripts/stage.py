@@ -98,7 +98,7 @@ class SpokenLink(Link):
         super().send(data)
         lost = "" if len(self.world.in_flight) > before else " (lost: the connection is gone)"
         self.world.learn_sets()
-        self.world.say(f"registrar -> {self.owner.name}: {self.world.speech.of_server(decode_server(data))}{lost}")
+        self.world.say(f"registrar -> {name_of_player(self.owner)}: {self.world.speech.of_server(decode_server(data))}{lost}")
 
 
 class Registrar(RegistrarShell):
@@ -128,6 +128,8 @@ class Registrar(RegistrarShell):
 class Player(Application):
     """An application with a name; its device is called the same."""
 
+    world: Stage
+
     def __init__(self, stage: Stage, name: str) -> None:
         self.name = name
         super().__init__(stage, len(stage.applications))
@@ -138,13 +140,18 @@ class Player(Application):
         self.run_anew()
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        stage: Stage = self.world  # type: ignore[assignment]
         for action in actions:
             if not isinstance(action, Send):
-                stage.say(f"{self.name} app: {_told(action).replace(': ', ' ', 1)}")
+                self.world.say(f"{self.name} app: {_told(action).replace(': ', ' ', 1)}")
             super().carry_out([action])
             if isinstance(action, RegistrationFailed) and not action.transient:
                 self.wishes.discard(action.name)
+
+
+def name_of_player(application: Application) -> str:
+    """A stage has no other applications than players."""
+    assert isinstance(application, Player)
+    return application.name
 
 
 class Stage(World):
@@ -204,12 +211,12 @@ class Stage(World):
     def to_server(self, application: Application, message: ClientMessage) -> None:
         self.learn_sets()
         lost = "" if application in self.links else " (lost: no connection)"
-        self.say(f"{application.name} -> registrar: {self.speech.of_client(message)}{lost}")  # type: ignore[attr-defined]
+        self.say(f"{name_of_player(application)} -> registrar: {self.speech.of_client(message)}{lost}")
         super().to_server(application, message)
 
     def deliver(self, packet: Packet) -> None:
         if packet.to_server and self.registrar is None and packet.link.open:
-            self.say(f"nobody hears {packet.link.owner.name}")
+            self.say(f"nobody hears {name_of_player(packet.link.owner)}")
         super().deliver(packet)
 
     def survive(self, work: Callable[..., T], *arguments: Any) -> T | None:
@@ -260,6 +267,7 @@ class Stage(World):
         return client_row(ClientId(client), PARTITIONS)
 
     def packet_text(self, packet: Packet) -> str:
+        name = name_of_player(packet.link.owner)
         if packet.to_server:
-            return f"{packet.link.owner.name} -> registrar: {self.speech.of_client(decode_client(packet.data, 1 << 20))}"
-        return f"registrar -> {packet.link.owner.name}: {self.speech.of_server(decode_server(packet.data))}"
+            return f"{name} -> registrar: {self.speech.of_client(decode_client(packet.data, 1 << 20))}"
+        return f"registrar -> {name}: {self.speech.of_server(decode_server(packet.data))}"

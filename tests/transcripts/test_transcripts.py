@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from roskva.matcher.core import Batch, Change, collapse
+from roskva.model import SETTLED
 from roskva.registrar import core
 from tests.transcripts import matching
 from tests.transcripts.language import ALL_IS_SETTLED, COMMANDS
@@ -108,7 +109,7 @@ def _believe_one_source(updates: Any, registrations: Any) -> Batch:
 
 def _settle_whatever_comes(row: Any, told: Any) -> core.Judgement:
     judgement = _judge(row, told)
-    return core.Judgement(verdict=core.SETTLED) if judgement.reissue or judgement.verdict is not None else judgement
+    return core.Judgement(verdict=SETTLED) if judgement.reissue or judgement.verdict is not None else judgement
 
 
 def _clear_the_old_name(key: Any, seqno: int, version: int | None, value: bytes) -> Any:

@@ -185,7 +185,7 @@ def _registrar_cell(cell: Cell) -> str:
             state += " (repair)" if pending.repair else f" (holds {pending.held})"
         return f"pending:{text_of(ObjectKey(cell.name[len(PENDING) :]))} {state}@{seqno_text(cell.timestamp)}"
     key, seqno, unknown = read_log_name(cell)
-    state = "acknowledged" if cell.value == ACKNOWLEDGED else "waiting"
+    state = "acknowledged" if (cell.value or b"").startswith(ACKNOWLEDGED) else "waiting"
     assert cell.name.startswith((LOG, UNKNOWN))
     if unknown:
         return f"unknown:{text_of(key)} {state}@{seqno_text(seqno)}"

@@ -162,7 +162,7 @@ def check_manifest(settings: Settings) -> Check:
             "manifest",
             WARN,
             f"partitions: {shown}",
-            "A lost partition is served anew, but not repaired yet: docs/operations.md says what to do.",
+            "A lost partition is repaired while the service runs, and takes retry_horizon_s: docs/operations.md says what that means.",
         )
     return Check("manifest", OK, f"partitions: {shown}")
 
@@ -211,8 +211,9 @@ def check_space(settings: Settings) -> Check:
     free = shutil.disk_usage(_existing(settings.data)).free
     needed = max(FREE_BYTES_LEAST, settings.feed_bytes_max * settings.partitions)
     shown = f"{free / (1 << 30):.1f} GiB free"
-    if free < FREE_BYTES_FAIL:
-        return Check("disk space", FAIL, shown, "Free some, or choose another disk with --data DIR.")
+    if free < max(FREE_BYTES_FAIL, settings.disk_free_bytes_min):
+        refused = ": publishes and registrations are refused (disk_free_bytes_min)" if free < settings.disk_free_bytes_min else ""
+        return Check("disk space", FAIL, shown + refused, "Free some, or choose another disk with --data DIR.")
     if free < needed:
         return Check(
             "disk space",

@@ -34,8 +34,18 @@ def checked_url(url: str) -> str:
 
 def get_json(url: str, timeout_s: float = 10.0) -> dict[str, Any]:
     """The object that the service answers with; text that is not JSON is answered as {"text": ...}."""
+    return _asked(urllib.request.Request(url), timeout_s)
+
+
+def post_json(url: str, value: object, timeout_s: float = 30.0) -> dict[str, Any]:
+    """The same, for a request that brings something along."""
+    return _asked(urllib.request.Request(url, json.dumps(value).encode(), {"Content-Type": "application/json"}), timeout_s)
+
+
+def _asked(request: urllib.request.Request, timeout_s: float) -> dict[str, Any]:
+    url = request.full_url
     try:
-        with _opener.open(url, timeout=timeout_s) as answer:
+        with _opener.open(request, timeout=timeout_s) as answer:
             body = answer.read()
     except urllib.error.HTTPError as error:
         with error:

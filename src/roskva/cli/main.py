@@ -18,6 +18,7 @@ from roskva.config import FILE_NAME, Settings, load
 from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8470"
+SWEEPS: Final = ("collect", "zombies", "purge", "objects", "scratch", "compare", "repair")
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _DESCRIPTION: Final = """\
@@ -106,9 +107,16 @@ def _add_service_commands(commands: Any) -> None:
     pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark queries from feed to Registrars", _PART_MORE)
     doctor = _add(commands, "doctor", _doctor, "check this machine and say how to fix what is wrong", _DOCTOR_MORE)
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
-    for parser in (up, gateway, pipeline, doctor):
+    drop = _add(commands, "drop", _drop, "begin a part of the data directory, or all of it, anew", _DROP_MORE)
+    drop.add_argument("what", choices=("registrar", "matcher", "scratch", "feed", "all"), help="what goes")
+    drop.add_argument("--yes", action="store_true", help="do not ask")
+    sweep = _add(commands, "sweep", _sweep, "run one of the sweeps now, beside the service or without it", _SWEEP_MORE)
+    sweep.add_argument("sweep", choices=SWEEPS, metavar="SWEEP", help=f"one of {', '.join(SWEEPS)}")
+    sweep.add_argument("--dry-run", action="store_true", help="look and count, and change nothing")
+    sweep.add_argument("--json", action="store_true", help="print a JSON object, and no progress")
+    for parser in (up, gateway, pipeline, doctor, drop, sweep):
         parser.add_argument("--data", metavar="DIR", help="data directory (default: roskva-data)")
-        if parser is not pipeline:
+        if parser not in (pipeline, drop, sweep):
             listen = "the public port (default: 127.0.0.1:8470; port 0 picks a free one)"
             parser.add_argument("--listen", metavar="HOST:PORT", help=listen)
         parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME}, if it is there)")
@@ -127,11 +135,21 @@ def _add_talking_commands(commands: Any) -> None:
     watch.add_argument("--state", metavar="FILE", type=Path, help="keep the client's state there, and go on with it at the next start")
     watch.add_argument("--count", metavar="N", type=_positive(int), help="end after so many notifications")
     watch.add_argument("--timeout", metavar="SECONDS", type=_positive(float), help="end, with status 1, after so long")
+    invalidate = _add(commands, "invalidate", _invalidate, "let everyone registered for objects fetch them anew", _INVALIDATE_MORE)
+    invalidate.add_argument("what", metavar="APPLICATION[/NAME or /PREFIX*]")
+    invalidate.add_argument("--no-wait", dest="wait", action="store_false", help="end when it is accepted, not when everyone is told")
+    invalidate.add_argument("--timeout", metavar="SECONDS", type=_positive(float), default=3600.0, help="wait so long (default: 3600)")
+    reset = _add(commands, "reset", _reset, "let an application's versions begin anew, lower ones included", _RESET_MORE)
+    reset.add_argument("application", metavar="APPLICATION")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
+    look = _add(commands, "inspect", _inspect, "look at one client or one object", _INSPECT_MORE)
+    look.add_argument("what", choices=("client", "object"))
+    look.add_argument("name", metavar="NAME", help="the client's id, or APPLICATION/NAME of the object")
+    look.add_argument("--limit", metavar="N", type=_positive(int), default=100, help="list at most so many of each (default: 100)")
     letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
     letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
     letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
-    for parser in (publish, watch, status, letters):
+    for parser in (publish, watch, status, look, letters, invalidate, reset):
         parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
         parser.add_argument(
             "--url",
@@ -217,6 +235,19 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor(settings_from(arguments), as_json=arguments.json)
 
 
+def _drop(arguments: argparse.Namespace) -> int:
+    from roskva.cli.drop import drop
+
+    return drop(settings_from(arguments), arguments)
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    settings = settings_from(arguments)
+    from roskva.cli.sweep import sweep
+
+    return sweep(settings, arguments)
+
+
 def _publish(arguments: argparse.Namespace) -> int:
     from roskva.cli.talk import publish
 
@@ -231,10 +262,28 @@ def _watch(arguments: argparse.Namespace) -> int:
     return watch(arguments)
 
 
+def _invalidate(arguments: argparse.Namespace) -> int:
+    from roskva.cli.order import invalidate
+
+    return invalidate(arguments)
+
+
+def _reset(arguments: argparse.Namespace) -> int:
+    from roskva.cli.order import reset
+
+    return reset(arguments)
+
+
 def _status(arguments: argparse.Namespace) -> int:
     from roskva.cli.status import status
 
     return status(arguments)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from roskva.cli.inspect import inspect
+
+    return inspect(arguments)
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
@@ -282,6 +331,30 @@ examples:
   roskva doctor
   roskva doctor --data /var/lib/roskva --json"""
 
+_DROP_MORE: Final = """\
+Says what it costs and asks first. The service may run or not; settings and keys stay. No update is lost for anybody: whoever was
+registered is told again, or told "unknown". Also the way from the data directory of an earlier version: there is no migration.
+
+examples:
+  roskva drop matcher
+  roskva drop all --data /var/lib/roskva --yes"""
+
+_SWEEP_MORE: Final = """\
+  collect    clients that were not seen for client_retention_days; then zombies
+  zombies    rows of collected or lost clients, and the Matcher's copies of what they registered
+  purge      closed cells that nothing can replay any more
+  objects    objects that nobody registers and nobody updated for object_retention_days
+  scratch    bring home what could not be written where it belongs
+  compare    the two views of all registrations: register anew what the Matcher lacks, drop its copies of what is gone
+  repair     register anew what lost partitions held
+
+The service runs them on schedule; see docs/sweeps.md. One that is interrupted is harmless: the next one does the rest. The exit
+status is 1 if it failed, or had to leave something for the next time.
+
+examples:
+  roskva sweep collect --dry-run
+  roskva sweep compare --data /var/lib/roskva --json"""
+
 _PUBLISH_MORE: Final = """\
 Returns when the update is durable. Repeating it is harmless. With - it reads one JSON object a line from standard input:
   {"object": "demo/hello", "version": 7, "source": "phone-1"}
@@ -301,10 +374,35 @@ examples:
   roskva watch demo/hello --state me.state --json
   roskva watch demo/hello --count 1 --timeout 60"""
 
+_INVALIDATE_MORE: Final = """\
+They are told "unknown": for when what they hold may be wrong and no new version says so. A * at the end stands for whatever
+follows; a name that ends in one itself is written base64: and base64url. Waits until the service has gone through all of them.
+
+examples:
+  roskva invalidate demo/hello
+  roskva invalidate 'demo/user/17/*'
+  roskva invalidate demo --no-wait"""
+
+_RESET_MORE: Final = """\
+For when versions went back: a backend was restored from a backup, or counts anew. Raises the application's epoch: what is published
+from now on counts, however low, and everyone registered is told "unknown". First stop whatever still publishes the old versions.
+
+examples:
+  roskva reset demo"""
+
 _STATUS_MORE: Final = """\
 examples:
   roskva status
   roskva status --json --url http://gateway-1:8470"""
+
+_INSPECT_MORE: Final = """\
+A client: its session, whether it is online, what it registered, what is on its way, and what it has not acknowledged, since when.
+Whether it is online is known to the gateway that owns it; the answer says which. An object: its version, and who has not acknowledged
+it. An id that begins with - is written after --.
+
+examples:
+  roskva inspect object demo/hello
+  roskva inspect client 3vJb0mDkQ2uZ --json"""
 
 _LETTERS_MORE: Final = """\
 An update that is not of its application's form is kept here, with the reason and where it came from.

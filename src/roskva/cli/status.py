@@ -33,12 +33,37 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
         f"version    {answer.get('version', '?')}",
         f"gateways   {len(members)}: {', '.join(_member(member) for member in members)}",
         f"sessions   {answer.get('sessions', 0):,}",
+        *_unfinished_lines(answer),
         f"pipeline   {_pipeline(report)}",
     ]
     for topic, counts in sorted(report.lag.items()):
         each = ", ".join(f"{partition}: {count:,}" for partition, count in sorted(counts.items()))
         lines.append(f"  lag      {topic}: {sum(counts.values()):,} records behind ({each})")
     lines.extend(f"  feed     {topic}: {_plain(what)}" for topic, what in sorted(_mapping(answer.get("feed")).items()))
+    lines.extend(f"sweep      {name}: {_sweep(what)}" for name, what in sorted(_mapping(answer.get("sweeps")).items()))
+    return lines
+
+
+def _unfinished_lines(answer: Mapping[str, Any]) -> list[str]:
+    """What is not finished, put aside, lost or short; of an older service, what it says of it."""
+    lines = []
+    pending, owed, aside = (_mapping(answer.get(name)) for name in ("pending", "unacknowledged", "scratch"))
+    if pending:
+        lines.append(f"pending    {pending.get('registrations', 0):,} registrations of {pending.get('clients', 0):,} clients on their way")
+    if owed:
+        more = owed.get("rows_with_more", 0)
+        rest = f"; {more:,} of their rows hold more" if more else ""
+        lines.append(f"unacked    {owed.get('notifications', 0):,} notifications of {owed.get('clients', 0):,} clients online here{rest}")
+    if answer.get("rows_to_read"):
+        lines.append(f"marked     {answer['rows_to_read']:,} clients' rows to look at")
+    if aside:
+        lines.append(f"scratch    {aside.get('rows', 0):,}{' or more' if aside.get('more') else ''} put aside for later")
+    incomplete = _mapping(answer.get("incomplete"))
+    lines += [f"partition  {address} is {state}" for address, state in sorted(incomplete.items())]
+    disk = _mapping(answer.get("disk"))
+    if isinstance(disk.get("free_bytes"), int):
+        full = " - publishes and registrations are refused until there is more" if disk.get("refusing") else ""
+        lines.append(f"disk       {disk['free_bytes'] / (1 << 30):,.1f} GiB free{full}")
     return lines
 
 
@@ -57,6 +82,21 @@ def _member(member: Any) -> str:
     name = member.get("name") or member.get("member") or member.get("id") or "?"
     address = member.get("address") or member.get("url")
     return f"{name} at {address}" if address else str(name)
+
+
+def _sweep(what: Any) -> str:
+    """The last one of its kind."""
+    record = _mapping(what)
+    if not record:
+        return str(what)
+    swept = _mapping(record.get("swept"))
+    counts = f"looked at {swept.get('looked_at', 0):,} rows, {swept.get('done', 0):,} done, {swept.get('refused', 0):,} refused"
+    left = f", {swept['left']:,} left for the next time" if swept.get("left") else ""
+    if record.get("state") == "running":
+        return f"running, partition {record.get('partition', 0) + 1} of {record.get('partitions', 0)}, {counts}{left}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.get("ended_ms", 0) / 1_000))
+    error = f": {record['error']}" if record.get("error") else ""
+    return f"{record.get('state', '?')} {when}, {counts}{left}{error}"
 
 
 def _plain(what: Any) -> str:

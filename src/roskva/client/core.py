@@ -231,6 +231,8 @@ class ClientCore:
         if message.error is not None:
             actions += self._reported(now, message.error)
         if message.grant is not None and granted:
+            if message.config is not None:
+                self.handover.counts_in(message.config.epoch)
             actions += self._granted(now, message.grant.token, message.summary)
         elif ours:
             self._handshake.sound(welcomed=message.summary is not None and message.grant is None)
@@ -258,11 +260,18 @@ class ClientCore:
         self._outbox.set_heartbeat(now, self.config)
 
     def _reported(self, now: float, error: ErrorReport) -> list[Action]:
-        """A message was refused as a whole. What it asked for is repeated by its own timer, not before the server says so."""
+        """A message was refused as a whole. What it asked for is repeated by its own timer, not before the server says so.
+
+        Up to twice as late, so that clients which were refused together do not return together. If the Registrar has not spoken over this
+        connection, what was refused may be the message that says where the client is now, and no other follows: it is said again.
+        """
         if self._handshake.hopeless(error.code):
             return self._end(from_report(error.code, error.message))
         if error.retry_after_s > 0:
-            self._quiet_until = max(self._quiet_until, now + min(error.retry_after_s, self.config.retry_max_s))
+            pause_s = min(error.retry_after_s, self.config.retry_max_s) * (1.0 + self._random())
+            self._quiet_until = max(self._quiet_until, now + pause_s)
+            if self._heard_at == _NEVER or not self._handshake.welcomed:
+                self._outbox.heartbeat_due = min(self._outbox.heartbeat_due, self._quiet_until)
         return [Reported(error.code, error.message, error.transient)]
 
     def _granted(self, now: float, token: str, summary: Summary | None) -> list[Action]:

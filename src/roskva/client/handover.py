@@ -16,6 +16,9 @@ Handed over falls back to acknowledged when the application gives a notification
 Unknown has marks of its own, over seqnos: an acknowledged version says nothing about an unknown, which may stand for a
 later version that was lost. An unknown of a new epoch lifts the version marks into that epoch.
 
+Epochs only rise, unless the service has lost everything and counts from below again: it says its epoch at every handshake, and marks of
+epochs above it would hide all that it tells from then on. They go, and a version may be seen twice.
+
 The marks outlive an unregistration: an application that registers again in the same run is not told again what it has been
 told. One that forgot the object when it unregistered says so (`forget`), and is told everything anew. Marks of objects that
 are no longer registered are bounded: beyond the bound the oldest go, and a version may then be seen twice, which is
@@ -35,6 +38,7 @@ from roskva.protocol.messages import Ack
 
 Key = tuple[int, int]  # (epoch, version): how versions compare
 NOTHING_YET: Final[Key] = (-1, -1)
+EPOCH_MAX: Final = 2**32 - 1
 RETIRED_MAX: Final = 100_000  # marks of unregistered objects; about 20 MB at worst
 _DELIVERIES_MAX: Final = 4  # registrations of one object with an open delivery; more than two need lost messages
 
@@ -58,11 +62,13 @@ class Marks:
 @dataclass(slots=True)
 class Handover:
     session: int = 0
+    epoch: int = EPOCH_MAX  # the service's, by its last word; before that every one is possible
     _marks: dict[bytes, Marks] = field(default_factory=dict)
     _retired: dict[bytes, Marks] = field(default_factory=dict)  # of objects not registered, the oldest first
 
     def delivered(self, notification: Notification) -> Verdict:
         marks = self._marks.setdefault(notification.name, Marks())
+        self.epoch = max(self.epoch, notification.epoch)
         if notification.version is None:
             return _unknown_delivered(marks, notification)
         key = (notification.epoch, notification.version)
@@ -121,7 +127,7 @@ class Handover:
         """
         if name in self._retired:
             self._marks[name] = self._retired.pop(name)
-        if held is None:
+        if held is None or held[0] > self.epoch:
             return
         marks = self._marks.setdefault(name, Marks())
         if not again and held < marks.acknowledged:
@@ -139,6 +145,15 @@ class Handover:
             self._retired[name] = marks
             if len(self._retired) > RETIRED_MAX:
                 del self._retired[next(iter(self._retired))]
+
+    def counts_in(self, epoch: int) -> None:
+        """The service's epoch, by its own word at a handshake."""
+        self.epoch = epoch
+        for marks in (*self._marks.values(), *self._retired.values()):
+            if max(marks.highest, marks.acknowledged)[0] > epoch:
+                reached("client: the service counts from below again")
+                marks.handed = marks.acknowledged = marks.highest = NOTHING_YET
+                marks.deliveries.clear()
 
     def new_session(self) -> None:
         """The server may know us by a new client id, whose seqnos begin again and may repeat: an old mark must not hide a new

@@ -41,7 +41,7 @@ class Handshake:
     due: float = _NEVER  # when `init` is sent (again)
     _nonce: str = ""  # of the init that waits for its answer
     _attempts: int = 0  # since the last sound message
-    _welcomed: bool = False  # whether this token's session has taken effect
+    welcomed: bool = False  # whether this token's session has taken effect
     _superseded_at: float = _NEVER
 
     def init(self, now: float, config: Config, dice: float) -> Init:
@@ -55,7 +55,7 @@ class Handshake:
 
     def granted(self, token: str) -> None:
         self.token, self.prior, self._nonce = token, "", ""
-        self._welcomed = False
+        self.welcomed = False
         self.granted_before = True
 
     def hopeless(self, code: str) -> bool:
@@ -65,7 +65,7 @@ class Handshake:
     def sound(self, welcomed: bool) -> None:
         """The server speaks to our token. `welcomed`: its Registrar does, and so the session has taken effect."""
         self._attempts = 0
-        self._welcomed = self._welcomed or welcomed
+        self.welcomed = self.welcomed or welcomed
 
     def refused(self, now: float, token: str, refusal: StartAnew, config: Config, dice: float) -> Refusal:
         """`token` is the message's. While an init waits, only what names its nonce counts: the rest is a repeat."""
@@ -74,9 +74,9 @@ class Handshake:
         if not of_init and not of_token:
             return Refusal.NOT_OURS
         # A session that never took effect was overtaken by a repeat of our own init, not by another client with our state.
-        if refusal.code == SessionSuperseded.code and not self._welcomed:
+        if refusal.code == SessionSuperseded.code and not self.welcomed:
             reached("client: overtaken by a repeat of its own init")
-        if refusal.code == SessionSuperseded.code and self._welcomed:
+        if refusal.code == SessionSuperseded.code and self.welcomed:
             if now - self._superseded_at < SUPERSEDED_AGAIN_S:
                 return Refusal.TWO_OF_US
             self._superseded_at = now

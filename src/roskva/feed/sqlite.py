@@ -18,7 +18,7 @@ from roskva.errors import FeedFull, PartitionUnavailable
 from roskva.feed.interface import TOPICS, Entry, Position, Record
 from roskva.feed.wake import Wakers
 from roskva.model import partition_of
-from roskva.table.files import CHECK_S, PartitionFile
+from roskva.table.files import CHECK_S, Damaged, PartitionFile
 from roskva.table.manifest import COMPLETE, Address, Manifest
 
 RECORD_OVERHEAD_BYTES: Final = 32
@@ -179,7 +179,7 @@ class SqliteFeed:
 
     def _insert(self, entries: Sequence[Entry], size: int, connection: sqlite3.Connection) -> int:
         """Within a transaction. Answers the first offset; FeedFull before anything was done."""
-        first, used = connection.execute("SELECT next_offset, bytes FROM log").fetchone()
+        first, used = _counts(connection)
         if used + size > self._bytes_max:
             raise FeedFull(f"The feed holds {used:,} bytes of unread records in this partition; {self._bytes_max:,} are allowed.")
         time_ms = time.time_ns() // 1_000_000
@@ -187,10 +187,15 @@ class SqliteFeed:
         for offset, (key, value, headers) in enumerate(entries, first):
             parameters += (offset, time_ms, key, headers, value)
         start = 0
-        for count in _ROWS_PER_STATEMENT:
-            while len(parameters) - start >= 5 * count:
-                connection.execute(_INSERTS[count], parameters[start : start + 5 * count])
-                start += 5 * count
+        try:
+            for count in _ROWS_PER_STATEMENT:
+                while len(parameters) - start >= 5 * count:
+                    connection.execute(_INSERTS[count], parameters[start : start + 5 * count])
+                    start += 5 * count
+        except sqlite3.IntegrityError as error:
+            if "UNIQUE" not in str(error):
+                raise
+            raise Damaged(f"its count of offsets is behind its records: {error}") from error
         connection.execute("UPDATE log SET next_offset = ?, bytes = ?", (first + len(entries), used + size))
         return int(first)
 
@@ -246,7 +251,7 @@ class SqliteFeed:
         )
 
         def drop_some(connection: sqlite3.Connection) -> int:
-            left = int(connection.execute("SELECT bytes FROM log").fetchone()[0])
+            _, left = _counts(connection)
             gone, end = 0, 0
             for offset, time_ms, length in connection.execute(statement, (floor, TRANSACTION_RECORDS_MAX)).fetchall():
                 if not goes(left, time_ms):
@@ -271,8 +276,7 @@ class SqliteFeed:
         look = f"SELECT incarnation, ({statement}) FROM meta"
         positions = {}
         for partition in range(self.partitions):
-            found = self._file(topic, partition).read(lambda connection: connection.execute(look).fetchone())
-            positions[partition] = Position(*found)
+            positions[partition] = self._file(topic, partition).read(partial(_position, look))
         return positions
 
     def _is_past(self, topics: Sequence[str], seen: Mapping[tuple[str, int], Position]) -> bool:
@@ -286,6 +290,21 @@ class SqliteFeed:
                 if position.offset > 0 if last is None else position != last:
                     return True
         return False
+
+
+def _counts(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The next offset, and the bytes that the records count."""
+    found = connection.execute("SELECT next_offset, bytes FROM log").fetchall()
+    if len(found) != 1 or not all(isinstance(number, int) and number >= 0 for number in found[0]):
+        raise Damaged("its count of offsets is gone")
+    return found[0][0], found[0][1]
+
+
+def _position(look: str, connection: sqlite3.Connection) -> Position:
+    found = connection.execute(look).fetchall()
+    if len(found) != 1 or not all(isinstance(number, int) for number in found[0]):
+        raise Damaged("its count of offsets is gone")
+    return Position(*found[0])
 
 
 def _size_of(entries: Sequence[Entry]) -> int:

@@ -22,11 +22,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from roskva.config import Settings
 from roskva.errors import InvalidName, MalformedMessage, MessageTooLarge, OriginRefused, RoskvaError, Unavailable, UnknownPath
+from roskva.gateway.commands import Commands
+from roskva.gateway.details import PAGE_DEFAULT, Details, Page
+from roskva.gateway.disk import DiskWatch
 from roskva.gateway.inspection import Inspection, release
+from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
 from roskva.gateway.websocket import HttpConnection
+from roskva.model import ClientId
 from roskva.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -87,6 +92,10 @@ class Routes:
     inspection: Inspection
     registry: CollectorRegistry
     metrics: Metrics
+    intake: Intake
+    commands: Commands
+    details: Details
+    disk: DiskWatch
     port: Port | None = None  # set by the service: the port needs the routes first
 
     def application(self) -> web.Application:
@@ -94,7 +103,11 @@ class Routes:
         application.add_routes(
             [
                 web.post("/v1/publish", self.publish),
+                web.post("/v1/reset", self.reset),
+                web.post("/v1/invalidate", self.invalidate),
                 web.get("/v1/objects/{application}/{name:.+}", self.object),
+                web.get("/v1/inspect/clients/{id}", self.inspect_client),
+                web.get("/v1/inspect/objects/{application}/{name:.+}", self.inspect_object),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
                 web.get("/v1/status", self.status),
                 web.get("/v1/dead-letters", self.dead_letters),
@@ -111,13 +124,22 @@ class Routes:
 
     async def publish(self, request: web.Request) -> web.StreamResponse:
         began_s = time.perf_counter()
-        body = await self._body(request)
-        status, answer = await self.publishing.publish(body)
+        self.disk.check()
+        length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
+        with self.intake.request(min(length, self.settings.publish_bytes_max)):
+            body = await self._body(request)
+            status, answer = await self.publishing.publish(body)
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
         response = web.Response(body=answer, status=status, content_type="application/json")
         if status == 503:
             response.headers["Retry-After"] = "1"
         return response
+
+    async def reset(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.commands.reset(await self._body(request)))
+
+    async def invalidate(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.commands.invalidate(await self._body(request)))
 
     async def _body(self, request: web.Request) -> bytes:
         limit = self.settings.publish_bytes_max
@@ -134,15 +156,13 @@ class Routes:
             raise MalformedMessage(f"The request's body did not arrive within {BODY_S:g} s.") from None
 
     async def object(self, request: web.Request) -> web.StreamResponse:
-        # From the raw path: a name may hold a slash, or a percent sign that is not an escape of ours.
-        raw_path = request.raw_path.partition("?")[0]
-        raw_application, _, raw_name = raw_path.removeprefix("/v1/objects/").partition("/")
-        try:
-            application = urllib.parse.unquote(raw_application, errors="strict")
-            name = urllib.parse.unquote(raw_name, errors="strict")
-        except UnicodeDecodeError:
-            raise InvalidName(raw_name, "it is not UTF-8; write it as base64: followed by base64url") from None
-        return json_response(await self.inspection.object_version(application, name))
+        return json_response(await self.inspection.object_version(*_object_in(request, "/v1/objects/")))
+
+    async def inspect_client(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.details.client(ClientId(request.match_info["id"]), _page_in(request)))
+
+    async def inspect_object(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request)))
 
     async def channel(self, request: web.Request) -> web.StreamResponse:
         """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
@@ -185,6 +205,21 @@ class Routes:
         )
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _object_in(request: web.Request, before: str) -> tuple[str, str]:
+    """Application and name, from the raw path: a name may hold a slash, or a percent sign that is not an escape of ours."""
+    raw_path = request.raw_path.partition("?")[0]
+    raw_application, _, raw_name = raw_path.removeprefix(before).partition("/")
+    try:
+        application = urllib.parse.unquote(raw_application, errors="strict")
+        return application, urllib.parse.unquote(raw_name, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidName(raw_name, "it is not UTF-8; write it as base64: followed by base64url") from None
+
+
+def _page_in(request: web.Request) -> Page:
+    return Page.of(request.query.get("after", ""), request.query.get("limit", str(PAGE_DEFAULT)))
 
 
 def _page_file(name: str) -> bytes:

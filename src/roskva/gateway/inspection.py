@@ -17,15 +17,18 @@ import msgspec
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, RoskvaError, UnknownApplication, UnknownObject
 from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, REGISTRATIONS, TOPICS, UPDATES, Feed, Position, Record
+from roskva.feed.known import known_since
 from roskva.gateway.members import Membership
 from roskva.matcher.cells import object_row, read_version
 from roskva.model import name_from_text, name_to_text, object_key
 from roskva.registrar.members import MEMBERS_ROW
 from roskva.table.interface import Table
 from roskva.table.lanes import TableLanes
+from roskva.table.manifest import COMPLETE, Manifest
 from roskva.telemetry.metrics import Metrics
 
 LETTERS_MAX: Final = 1_000
+SCRATCH_COUNTED_MAX: Final = 2_000  # rows of a partition: the status must be quick
 _PROBE_S: Final = 2.0
 _HEALTH_SILENCE_S: Final = 15.0  # the pipeline speaks every 5 s
 _NO_PIPELINE: Final[dict[str, Any]] = {"alive": False, "state": "unknown", "batch": None, "last_batch_age_s": None, "lag": {}}
@@ -48,9 +51,12 @@ class Inspection:
     epoch_of: Callable[[str], int]
     sessions: Callable[[], int]
     outstanding: Callable[[], int]
+    manifest: Manifest
+    work: Callable[[], dict[str, Any]]  # what this gateway's Registrar has not finished
+    disk: Callable[[], dict[str, Any]]
 
     async def object_version(self, application: str, text: str) -> dict[str, Any]:
-        """The version that the Matcher knows. One that a lost feed brought no longer counts: versions after it may be lost."""
+        """The version that the Matcher knows. One that came before a loss no longer counts: versions after it may be lost."""
         if application not in self.settings.applications:
             raise UnknownApplication(application)
         name = name_from_text(text)
@@ -58,9 +64,8 @@ class Inspection:
         row_key = object_row(key, self.settings.partitions)
         rows = await self.table.read([row_key], prefix=b"version")
         known = read_version(rows[row_key])
-        positions = await asyncio.to_thread(self.feed.newest, UPDATES)
-        complete = await asyncio.to_thread(self.table.table.complete, "matcher", row_key.partition)
-        if known is None or not complete or known.incarnation != positions[row_key.partition].incarnation:
+        since = await asyncio.to_thread(known_since, self.manifest.record, row_key.partition, self.settings.partitions)
+        if known is None or since is None or known.incarnation != since:
             raise UnknownObject(application, name_to_text(name))
         return {
             "application": application,
@@ -72,7 +77,12 @@ class Inspection:
         }
 
     async def status(self) -> dict[str, Any]:
-        feed, pipeline = await asyncio.gather(asyncio.to_thread(self._feed_state), self.pipeline())
+        feed, stored, sweeps, pipeline = await asyncio.gather(
+            asyncio.to_thread(self._feed_state),
+            asyncio.to_thread(self._stored_state),
+            asyncio.to_thread(_read_sweeps, self.table.table),
+            self.pipeline(),
+        )
         view = self.membership.view
         return {
             "version": release(),
@@ -89,10 +99,26 @@ class Inspection:
             "sessions": self.sessions(),
             "connections": self.metrics.connections,
             "outstanding": self.outstanding(),
+            **self.work(),
+            "disk": self.disk(),
+            **stored,
             "applications": sorted(self.settings.applications),
             "pipeline": pipeline,
             "feed": feed,
+            "sweeps": sweeps,
         }
+
+    def _stored_state(self) -> dict[str, Any]:
+        """What was put aside, and the partitions that are not as they should be."""
+        from roskva.pipeline.scratch import size
+
+        try:
+            records = self.manifest.snapshot().records
+        except RoskvaError as error:
+            return {"scratch": None, "incomplete": {"manifest": error.code}}
+        aside = size(self.table.table, self.settings, SCRATCH_COUNTED_MAX)
+        incomplete = {str(address): record.state for address, record in sorted(records.items()) if record.state != COMPLETE}
+        return {"scratch": {"rows": aside, "more": aside >= SCRATCH_COUNTED_MAX}, "incomplete": incomplete}
 
     def _feed_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
@@ -194,6 +220,7 @@ def _read_health(table: Table, feed: Feed) -> dict[str, Any]:
         "last_batch_age_s": max(0, now_ms - health.batch_finished_ms) / 1000 if finished else None,
         "lag": lag if alive else _lag(feed, SUBSCRIPTION),  # its own word is exact, but old when it is gone
         "boot": health.boot,
+        "said_ms": health.written_ms,  # by its own clock
         "pid": health.pid,
         "queries": {
             stream.name: {
@@ -207,6 +234,17 @@ def _read_health(table: Table, feed: Feed) -> dict[str, Any]:
         "counts": health.counts,
         "error": health.error,
     }
+
+
+def _read_sweeps(table: Table) -> dict[str, Any]:
+    """The last sweep of each kind, those that never ran aside."""
+    from roskva.pipeline.sweeps.record import PLANNED, read_records
+
+    try:
+        records = read_records(table)
+    except RoskvaError as error:
+        return {"error": error.code}
+    return {name: msgspec.to_builtins(record) for name, record in sorted(records.items()) if record.state != PLANNED}
 
 
 def _lag(feed: Feed, subscription: str) -> dict[str, dict[str, int]]:

@@ -23,6 +23,21 @@ def _get(summary: str, answers: dict[str, Any], parameters: list[dict[str, Any]]
     return {"get": operation}
 
 
+def _post(summary: str, request: str, answer: str) -> dict[str, Any]:
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}},
+            "responses": {
+                "200": _json("It is durable.", {"$ref": f"#/components/schemas/{answer}"}),
+                "400": _json("The request is malformed.", _ERROR),
+                "404": _json("The application is not known.", _ERROR),
+                "503": _json("It may or may not have landed: repeat it.", _ERROR),
+            },
+        }
+    }
+
+
 def _parameter(name: str, where: str, about: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": where, "description": about, "required": where == "path", "schema": schema}
 
@@ -37,6 +52,11 @@ _UPDATE_FIELDS: Final = {
     "source": {"type": ["string", "null"], "description": "The device that made the change, and needs no notification of it."},
 }
 _APPLICATION: Final = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,63}$"}
+
+_PAGE: Final = [
+    _parameter("after", "query", "The `next` of the page before.", {"type": "string"}),
+    _parameter("limit", "query", "At most so many.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+]
 
 _SCHEMAS: Final[dict[str, Any]] = {
     "Update": {
@@ -90,6 +110,37 @@ _SCHEMAS: Final[dict[str, Any]] = {
                 },
             },
             "error": {"$ref": "#/components/schemas/ErrorObject"},
+        },
+    },
+    "ResetRequest": {
+        "type": "object",
+        "required": ["application"],
+        "properties": {"application": _APPLICATION},
+        "additionalProperties": False,
+    },
+    "ResetAnswer": {
+        "type": "object",
+        "required": ["application", "epoch"],
+        "properties": {"application": _APPLICATION, "epoch": {"type": "integer", "description": "The one that now holds."}},
+    },
+    "InvalidateRequest": {
+        "type": "object",
+        "required": ["application"],
+        "properties": {
+            "application": _APPLICATION,
+            "object": {"type": "string", "description": "One object, by its name in text form."},
+            "prefix": {"type": "string", "description": "All whose names begin so. Neither of the two: all of the application."},
+        },
+        "additionalProperties": False,
+    },
+    "InvalidateAnswer": {
+        "type": "object",
+        "required": ["application", "accepted", "epoch", "time_ms"],
+        "properties": {
+            "application": _APPLICATION,
+            "accepted": {"const": True},
+            "epoch": {"type": "integer"},
+            "time_ms": {"type": "integer", "description": "When it was durable. It is told when, later, no fan-outs are behind."},
         },
     },
     "ErrorObject": {
@@ -160,6 +211,16 @@ def document(release: str) -> dict[str, Any]:
                 },
             }
         },
+        "/v1/reset": _post(
+            "Raise the application's epoch: lower versions count again, and everyone registered is told unknown.",
+            "ResetRequest",
+            "ResetAnswer",
+        ),
+        "/v1/invalidate": _post(
+            "Tell everyone registered for an object, for those whose names begin alike, or for any of the application, unknown.",
+            "InvalidateRequest",
+            "InvalidateAnswer",
+        ),
         "/v1/objects/{application}/{name}": _get(
             "The version of an object that the Matcher knows.",
             {
@@ -170,6 +231,28 @@ def document(release: str) -> dict[str, Any]:
             [
                 _parameter("application", "path", "The application.", _APPLICATION),
                 _parameter("name", "path", "The object's name in its text form, percent-encoded.", {"type": "string"}),
+            ],
+        ),
+        "/v1/inspect/clients/{id}": _get(
+            "One client: session, presence, registrations, what is on its way, what it has not acknowledged and since when.",
+            {
+                "200": _json("What is known of it.", _FREE),
+                "400": _json("The cursor or the limit is malformed.", _ERROR),
+                "404": _json("There is no such client.", _ERROR),
+            },
+            [_parameter("id", "path", "The client's id.", {"type": "string"}), *_PAGE],
+        ),
+        "/v1/inspect/objects/{application}/{name}": _get(
+            "One object: its version, and, page by page of its clients, who has not acknowledged it and since when.",
+            {
+                "200": _json("What is known of it.", _FREE),
+                "400": _json("The name, the cursor or the limit cannot be used.", _ERROR),
+                "404": _json("There is no such application.", _ERROR),
+            },
+            [
+                _parameter("application", "path", "The application.", _APPLICATION),
+                _parameter("name", "path", "The object's name in its text form, percent-encoded.", {"type": "string"}),
+                *_PAGE,
             ],
         ),
         "/v1/channel": _get(

@@ -23,8 +23,8 @@ from roskva.model import ClientId, client_partition
 from roskva.protocol.internal import Announce, Closed, Forward, Frame
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, decode_client, encode
 from roskva.protocol.tokens import Claims, Keyring
+from roskva.registrar.handshakes import unverified
 from roskva.registrar.members import MemberView
-from roskva.registrar.service import unverified
 from roskva.registrar.sessions import Channel
 from roskva.telemetry.metrics import Metrics
 

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 from aiohttp import web
@@ -24,14 +24,20 @@ from aiohttp import web
 from roskva.config import Settings
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
+from roskva.gateway.commands import Commands
+from roskva.gateway.details import Details
+from roskva.gateway.disk import DiskWatch
 from roskva.gateway.http import Routes
 from roskva.gateway.inspection import Inspection
+from roskva.gateway.intake import Intake
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
+from roskva.gateway.memory import MemoryWatch
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
 from roskva.keys import load_keys
+from roskva.model import ClientId
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_manifest, open_table
@@ -95,10 +101,31 @@ class Gateway:
         self.membership = Membership(table, self.view, Member(self.member_id, internal, public), settings.member_heartbeat_s)
         self.membership.observers.append(self._members_changed)
 
-        inspect = Inspection(settings, table, feed.feed, self.membership, metrics, epoch_seen, self._sessions, self._outstanding)
+        self.disk = DiskWatch(settings.data, settings.disk_free_bytes_min, metrics, self._refuse_registrations)
+        await self.disk.start()
+        undo.callback(self.disk.stop)
+        inspect = Inspection(
+            settings,
+            table,
+            feed.feed,
+            self.membership,
+            metrics,
+            epoch_seen,
+            self._sessions,
+            self._outstanding,
+            manifest,
+            self._unfinished,
+            self.disk.report,
+        )
+        details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
         registry = registry_of(metrics, self.registrar.counters.items, self._gauges)
         publishing = Publishing(settings, feed, epoch_seen, metrics)
-        self.routes = Routes(settings, publishing, inspect, registry, metrics, self.port)
+        self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
+        commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
+        self.routes = Routes(settings, publishing, inspect, registry, metrics, self.intake, commands, details, self.disk, self.port)
+        memory = MemoryWatch(settings.gateway_memory_bytes_max, self._press, self.registrar.relieve)
+        memory.start()
+        undo.callback(memory.stop)
         runner = web.AppRunner(self.routes.application(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=_HTTP_STOP_S)
         await runner.setup()
         self._http = runner.server
@@ -118,6 +145,30 @@ class Gateway:
         self.links.members_changed(self.view.live)
         self.router.members_changed()
 
+    def _press(self, reason: str) -> None:
+        self.registrar.room.pressed = reason
+
+    def _refuse_registrations(self, reason: str) -> None:
+        self.registrar.disk_full = reason
+
+    def _is_connected(self, client: ClientId) -> bool:
+        """Whether this gateway holds the client's connection, whoever owns the client."""
+        return any(connection.claims is not None and connection.claims.client == client for connection in self.router.connections.values())
+
+    def _unfinished(self) -> dict[str, Any]:
+        registrar = self.registrar
+        owed_to = list(registrar.delivery.unacknowledged)
+        return {
+            "pending": {"clients": len(registrar.recovery.unfinished), "registrations": registrar.recovery.on_their_way},
+            # Of clients that are online here; what waits in the rows of others nobody knows without reading them.
+            "unacknowledged": {
+                "clients": len(owed_to),
+                "notifications": registrar.delivery.outstanding_count,
+                "rows_with_more": sum(session.more for session in owed_to),
+            },
+            "rows_to_read": len(registrar.rounds.marked),
+        }
+
     def _sessions(self) -> int:
         return len(self.registrar.sessions)
 
@@ -125,7 +176,18 @@ class Gateway:
         return sum(len(session.outstanding) for session in self.registrar.sessions.values())
 
     def _gauges(self) -> list[tuple[str, int]]:
-        return [("sessions", self._sessions()), ("outstanding", self._outstanding())]
+        registrar = self.registrar
+        return [
+            ("sessions", self._sessions()),
+            ("outstanding", self._outstanding()),
+            ("operations_waiting", registrar.room.waiting),
+            ("registrations_on_their_way", registrar.recovery.on_their_way),
+            ("marked_clients", len(registrar.rounds.marked)),
+            ("rows_cached", len(registrar.rows)),
+            ("publish_bytes_waiting", self.intake.bytes_waiting),
+            ("disk_free_bytes", self.disk.free_bytes or 0),
+            ("disk_full", int(bool(self.disk.full))),
+        ]
 
 
 def _epoch_seen(manifest: Manifest, application: str) -> int:

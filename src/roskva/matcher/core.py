@@ -23,6 +23,7 @@ from roskva.matcher.cells import object_row, read_copies, read_version, registra
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
+    OUTCOME_LOST,
     OUTCOME_UNKNOWN,
     OUTCOME_UNREGISTERED,
     OUTCOME_UPDATE,
@@ -58,6 +59,20 @@ class Batch:
     @property
     def empty(self) -> bool:
         return not self.changes and not self.registrations
+
+    @property
+    def objects(self) -> dict[ObjectKey, None]:
+        """What it is about, each once, always in the same order."""
+        return dict.fromkeys((*self.changes, *(key for _, key in self.registrations)))
+
+    def only(self, objects: frozenset[ObjectKey]) -> Batch:
+        return Batch(
+            {key: change for key, change in self.changes.items() if key in objects},
+            {key: registration for key, registration in self.registrations.items() if key[1] in objects},
+        )
+
+    def without(self, objects: frozenset[ObjectKey]) -> Batch:
+        return self.only(frozenset(self.objects) - objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,7 @@ def collapse(updates: Iterable[Update], registrations: Iterable[Registration]) -
 def accept(batch: Batch, partitions: int, incarnation_of: Callable[[ObjectKey], int]) -> Accepted:
     """What to write first, and what to read after those writes returned.
 
-    `incarnation_of` tells the incarnation of the feed partition that an object's updates come from.
+    `incarnation_of` tells what an object's version cell names: since when nothing was lost that may have held a later version.
     """
     cells: dict[ObjectKey, list[Cell]] = {}
     for key, change in batch.changes.items():
@@ -149,7 +164,7 @@ def match(
 ) -> list[Propagation]:
     """Whom to tell what, decided on rows that were read after the writes of `accept` returned.
 
-    `known_incarnation` tells the incarnation whose versions count as known, or None while the Matcher's partition of the object is
+    `known_incarnation` tells what a version cell must name to count as known, or None while a partition that could hold a later one is
     incomplete: then nothing is known, and registrations yield unknown.
     """
     propagations: list[Propagation] = []
@@ -173,6 +188,11 @@ def tell_registered(key: ObjectKey, change: Change, row: Row) -> Iterable[Propag
     for copy in read_copies(row):
         if source == _NOBODY or copy.device != source:
             yield Propagation(copy.client, key, copy.seqno, OUTCOME_UPDATE, version)
+
+
+def tell_invalidated(key: ObjectKey, row: Row) -> list[Propagation]:
+    """Everyone in the row, or in a page of it, is registered anew: what comes of that is always unknown."""
+    return [Propagation(copy.client, key, copy.seqno, OUTCOME_LOST, 0) for copy in read_copies(row)]
 
 
 def _answer_registration(registration: Registration, row: Row, incarnation: int | None) -> Propagation:

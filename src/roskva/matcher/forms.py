@@ -42,17 +42,21 @@ class Stamp(NamedTuple):
 
     application: str
     epoch: int | None = None  # None: the application's present epoch
-    again: bool = False  # brought back by a sweep or a repair
+    again: bool = False  # brought back by a sweep, in the standard form, whatever the application's own is
+    incarnation: int = 0  # if so: of the feed partition that first brought it
+    rounds: int = 0  # and how often it was brought back
 
     def encode(self) -> bytes:
-        words = [self.application, "" if self.epoch is None else str(self.epoch), "again" if self.again else ""]
+        words = [self.application, "" if self.epoch is None else str(self.epoch)]
+        if self.again:
+            words += ["again", str(self.incarnation), str(self.rounds)]
         return " ".join(words).rstrip().encode()
 
     @classmethod
     def decode(cls, headers: bytes) -> Stamp:
         """Raises ValueError for what no part of the service wrote."""
-        application, epoch, again = [*headers.decode().split(" "), "", ""][:3]
-        return cls(application, int(epoch) if epoch else None, again == "again")
+        application, epoch, again, incarnation, rounds = [*headers.decode().split(" "), "", "", "", ""][:5]
+        return cls(application, int(epoch) if epoch else None, again == "again", int(incarnation or 0), int(rounds or 0))
 
 
 class Fields(NamedTuple):

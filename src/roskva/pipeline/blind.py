@@ -8,14 +8,16 @@ Imports no Spark.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from roskva.config import Settings
 from roskva.errors import PartitionUnavailable, Unavailable
 from roskva.model import ClientId, Propagation, client_partition
+from roskva.pipeline.breaker import Pieces
 from roskva.pipeline.surroundings import REAL, Surroundings
-from roskva.registrar.cells import client_row, packed
+from roskva.registrar.cells import client_row, packed, stamped_waiting
 from roskva.registrar.core import blind
 from roskva.registrar.row import ClientRow
 from roskva.table.interface import Cell, Mutation, Row, RowKey, Table
@@ -27,21 +29,38 @@ _MARKED_MAX: Final = 3  # times in a row; then the caller tries again, later
 
 
 def write_blindly(table: Table, settings: Settings, propagations: Sequence[Propagation], around: Surroundings = REAL) -> list[int | None]:
-    """The verdict of each, once everything that it needs is durable; None where the client's partition cannot be written now."""
+    """The verdict of each, once everything that it needs is durable; None where the client's row cannot be written now."""
     verdicts: list[int | None] = [None] * len(propagations)
     by_partition: dict[int, dict[ClientId, list[int]]] = {}
     for index, told in enumerate(propagations):
         partition = client_partition(told.client, settings.partitions)
         by_partition.setdefault(partition, {}).setdefault(told.client, []).append(index)
     for partition, clients in by_partition.items():
-        try:
-            decided = _write_partition(table, settings, clients, propagations, around)
-        except (Unavailable, OSError) as error:
-            log.warning("blind writes into partition %s are not possible now: %s", partition, error)
-            continue
-        for index, verdict in decided.items():
+        for index, verdict in _write_in_pieces(table, settings, partition, clients, propagations, around).items():
             verdicts[index] = verdict
     return verdicts
+
+
+def _write_in_pieces(
+    table: Table,
+    settings: Settings,
+    partition: int,
+    clients: Mapping[ClientId, list[int]],
+    propagations: Sequence[Propagation],
+    around: Surroundings,
+) -> dict[int, int]:
+    """Rows of a partition may fail while others of it work: what fails together is tried in halves."""
+    decided: dict[int, int] = {}
+    search = Pieces(around.clock)
+    pieces: deque[Sequence[ClientId]] = deque([list(clients)])
+    while pieces and not search.over():
+        piece = pieces.popleft()
+        try:
+            decided |= _write_partition(table, settings, {client: clients[client] for client in piece}, propagations, around)
+        except (Unavailable, OSError) as error:
+            log.warning("blind writes of %s rows of partition %s are not possible now: %s", f"{len(piece):,}", partition, error)
+            pieces += search.halves(piece)
+    return decided
 
 
 def _write_partition(
@@ -61,7 +80,8 @@ def _write_partition(
             cells = _judge(client, {}, [(index, propagations[index]) for index in indexes], verdicts)
         if cells:
             written.append(client)
-            mutations += [Mutation(key, write) for write in packed(cells)]
+            time_s = around.wall_clock()
+            mutations += [Mutation(key, write) for write in packed([stamped_waiting(group, time_s) for group in cells])]
     if mutations:
         _mark(table, settings, written, around)
         table.write(mutations)

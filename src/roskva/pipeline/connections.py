@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from roskva.config import Settings
 from roskva.feed.interface import Feed
+from roskva.pipeline.breaker import Breaker
 from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.table.interface import Table
 from roskva.table.manifest import Manifest
@@ -29,6 +30,7 @@ class Connections:
         self.settings = settings
         self.around = around
         self.pid = os.getpid()
+        self.breaker = Breaker(around.clock)  # for the Matcher's rows
 
     @cached_property
     def feed(self) -> Feed:

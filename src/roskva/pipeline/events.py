@@ -101,13 +101,15 @@ def read_events(rows: Iterable[tuple[Any, ...]], forms: Mapping[str, Form], epoc
 
 
 def _read_update(origin: Origin, bridged: tuple[Any, ...], forms: Mapping[str, Form], epoch_of: Callable[[str], int]) -> Update | Malformed:
-    application, epoch, again = Stamp.decode(origin.headers)
+    application, epoch, again, _, _ = Stamp.decode(origin.headers)
     if application not in forms:
         error = UnknownApplication(application)
         return Malformed(error.code, str(error))
     name, version, source, kinds = bridged
     fields: Fields | Malformed
-    if kinds in PLAIN and name is not None and version is not None and _is_whole_json(origin.value):
+    if again:
+        fields = extract(origin.value, Form())
+    elif kinds in PLAIN and name is not None and version is not None and _is_whole_json(origin.value):
         fields = Fields(name.decode(), version.decode(), None if source is None else source.decode())
     else:
         fields = extract(origin.value, forms[application])  # the rules in full, and the reason

@@ -2,33 +2,40 @@
 
 Accept, write, read, match, propagate, in this order (`matcher.core` says why). Side effects live here and not in a sink: Spark commits
 the batch when all tasks are done, so a task returns only when nothing is owed for its records. It never raises for data, a row or a
-Registrar: what is malformed becomes a dead letter, what cannot be written keeps the batch open, the other partitions go on. Objects with
-many registrations are handed over to `fanout`.
+Registrar: what is malformed becomes a dead letter; what cannot be written is tried for a moment and then put aside into the table
+"scratch", from where a sweep brings it back (Thialfi 4.2.6). Only what cannot even be put aside keeps the batch open. Objects with many
+registrations are handed over to `fanout`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
-from roskva.feed.interface import FAN_OUTS, UPDATES, Entry, Feed
+from roskva.feed.interface import FAN_OUTS, Entry, Feed
+from roskva.feed.known import known_since, since_of
 from roskva.matcher.cells import VERSION, object_row
 from roskva.matcher.core import Batch, accept, cells_to_read, collapse, hand_over, match
 from roskva.matcher.events import encode_update
-from roskva.matcher.forms import Malformed, form_of
+from roskva.matcher.forms import Malformed, Stamp, form_of
+from roskva.matcher.scratch import Homeless, homeless_cell
 from roskva.model import ObjectKey, Propagation, Update, partition_of
+from roskva.pipeline.breaker import Pieces
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import COLUMNS, Events, dead_letter, read_events
 from roskva.pipeline.patience import Backoff, persist
+from roskva.pipeline.scratch import put
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
-from roskva.table.interface import Table
-from roskva.table.manifest import COMPLETE, Manifest
+from roskva.table.interface import RowKey, Table
+from roskva.table.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +62,21 @@ class _RowsUnavailable(Exception):
     """Rows of this part could not be written or read now; they may be later."""
 
 
+class _Came(NamedTuple):
+    """How the highest version of an object came, of those in a batch."""
+
+    version: int
+    incarnation: int  # of the feed partition that first brought it: its way through scratch makes nothing known (trap 32)
+    rounds: int  # times that it was brought home from scratch, this one included
+
+
+@dataclass(slots=True)
+class _Tried:
+    propagations: list[Propagation] = field(default_factory=list)
+    failed: list[Batch] = field(default_factory=list)
+    reason: object = None
+
+
 class Task:
     def __init__(self, connected: Connections) -> None:
         self._settings = connected.settings
@@ -62,7 +84,8 @@ class Task:
         self._feed: Feed = connected.feed
         self._table: Table = connected.table
         self._manifest: Manifest = connected.manifest
-        self._incarnations: dict[ObjectKey, int] = {}
+        self._breaker = connected.breaker
+        self._came: dict[ObjectKey, _Came] = {}
         self.counts = Counts()
         self._teller = Teller(connected, self.counts)
 
@@ -73,7 +96,9 @@ class Task:
         self.counts.updates = len(events.updates)
         self.counts.registrations = len(events.registrations)
         self._teller.bury(events.letters)
-        self._incarnations = {update.object: origin.incarnation for update, origin in events.updates}
+        self._came = _came(events)
+        # Their rows work again: the sweep that brought them home has written there.
+        self._breaker.served(self._row(key) for key, came in self._came.items() if came.rounds)
         self._settle(self._parts(events), events)
         return self.counts
 
@@ -90,35 +115,112 @@ class Task:
             for number in sorted(numbers)
         ]
 
-    def _settle(self, waiting: list[Batch], events: Events) -> None:
-        """Until nothing is owed: decide on what can be written and read, tell, and come back for the rest."""
+    def _settle(self, parts: list[Batch], events: Events) -> None:
+        """Until nothing is owed: decide on what can be written and read, and tell; try the rest again for a while, then put it aside."""
+        waiting, hurried, aside = self._sorted(parts)
+        tried = _Tried()
+        for part in hurried:
+            began_s = self._around.clock()
+            before = len(tried.failed)
+            self._try_in_pieces(part, events, tried)
+            for row in self._rows(tried.failed[before:]):
+                self._breaker.tried_in_vain(row, began_s)
+        self._breaker.put_aside(self._rows(tried.failed))
+        first = self._try(waiting, events)
+        self._teller.tell(tried.propagations + first.propagations)
+        waiting = first.failed + self._put_aside(aside + tried.failed)
+        patience_until_s = self._around.clock() + self._settings.scratch_after_s
         backoff = Backoff("writing the Matcher's rows", self._around)
         while waiting:
-            propagations: list[Propagation] = []
-            unavailable: list[Batch] = []
-            reason: object = None
-            parts = list(waiting)
-            while parts:
-                part = parts.pop(0)
-                try:
-                    propagations += self._decide(part)
-                except _RowsUnavailable as error:
-                    unavailable.append(part)
-                    reason = error
-                except Exception as error:
-                    parts += self._isolate(part, events, error)
-            self._teller.tell(propagations)
-            waiting = unavailable
-            if waiting:
-                reached("matching: rows cannot be written now")
-                self.counts.retries += 1
-                backoff.pause(reason)
+            reached("matching: rows cannot be written now")
+            self.counts.retries += 1
+            backoff.pause(tried.reason or first.reason)
+            tried = self._try(waiting, events)
+            self._teller.tell(tried.propagations)
+            waiting = tried.failed
+            if self._around.clock() >= patience_until_s:
+                self._breaker.put_aside(self._rows(waiting))
+                waiting = self._put_aside(waiting)
+
+    def _sorted(self, parts: list[Batch]) -> tuple[list[Batch], list[Batch], list[Batch]]:
+        """What is tried with patience, what is tried once, apart from the others, and what is put aside untried."""
+        patient: list[Batch] = []
+        hurried: list[Batch] = []
+        aside: list[Batch] = []
+        for part in parts:
+            failing: frozenset[ObjectKey] = frozenset()
+            if self._breaker.any_failing:
+                failing = frozenset(key for key in part.objects if self._breaker.failing(self._row(key)))
+            for piece in (part.without(failing), part.only(failing)) if failing else (part,):
+                if piece.empty:
+                    continue
+                row = self._row(next(iter(piece.objects)))
+                if not self._breaker.failing(row) and not self._breaker.hurried(row):
+                    patient.append(piece)
+                elif self._breaker.may_try(row):
+                    hurried.append(piece)
+                else:
+                    aside.append(piece)
+        return patient, hurried, aside
+
+    def _try(self, parts: Iterable[Batch], events: Events) -> _Tried:
+        tried = _Tried()
+        for part in parts:
+            self._try_in_pieces(part, events, tried)
+        return tried
+
+    def _try_in_pieces(self, part: Batch, events: Events, tried: _Tried) -> None:
+        """Rows of a partition may fail while others of it work: what fails together is tried in halves."""
+        search = Pieces(self._around.clock)
+        pieces = deque([part])
+        while pieces:
+            piece = pieces.popleft()
+            if search.over():
+                tried.failed.append(piece)
+                continue
+            try:
+                tried.propagations += self._decide(piece)
+                if self._breaker.any_failing:
+                    self._breaker.served(map(self._row, piece.objects))
+            except _RowsUnavailable as error:
+                tried.reason = error
+                halves = search.halves(list(piece.objects))
+                pieces += [piece.only(frozenset(half)) for half in halves]
+                if not halves:
+                    tried.failed.append(piece)
+            except Exception as error:
+                pieces += self._isolate(piece, events, error)
+
+    def _put_aside(self, parts: Sequence[Batch]) -> list[Batch]:
+        """So that the batch is done and the feed moves on. Answers what scratch does not take either: its batch stays open.
+
+        Registrations are not put aside: each is in its client's row with a pending marker, whose owner appends it to the feed again
+        until it was answered (`registrar/recovery.py`).
+        """
+        if not parts:
+            return []
+        reached("scratch: an object's row cannot be written")
+        homeless = (Homeless(key, *self._came[key]) for part in parts for key in part.changes)
+        cells = {homeless_cell(one): one.object for one in homeless}
+        left = put(self._table, cells, self._settings.partitions)
+        self.counts.scratched += len(cells) - len(left)
+        self.counts.left_pending += sum(len(part.registrations) for part in parts)
+        kept = frozenset(cells[cell] for cell in left)
+        changes = [{key: change for key, change in part.changes.items() if key in kept} for part in parts]
+        return [Batch(some, {}) for some in changes if some]
+
+    def _rows(self, parts: Iterable[Batch]) -> list[RowKey]:
+        return [self._row(key) for part in parts for key in part.objects]
+
+    def _row(self, key: ObjectKey) -> RowKey:
+        return object_row(key, self._settings.partitions)
 
     def _decide(self, part: Batch) -> list[Propagation]:
         """Write, then read, then match."""
         partitions, above = self._settings.partitions, self._settings.fan_out_above
-        accepted = accept(part, partitions, self._incarnations.__getitem__)
-        known = _remembered(self._known_incarnation)
+        since = _remembered(lambda number: persist("reading the manifest", lambda: self._since_of(number), self._around))
+        accepted = accept(part, partitions, lambda key: since((partition_of(key, partitions), self._came[key].incarnation)))
+        known = _remembered(self._known_since)
         try:
             self._table.write(accepted.writes)
             rows = self._table.read(accepted.read_whole, limit=cells_to_read(above))
@@ -138,34 +240,42 @@ class Task:
 
     def _hand_over(self, updates: list[Update]) -> None:
         if updates:
-            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update)) for update in updates])
+            counted = (update._replace(rounds=self._came[update.object].rounds) for update in updates)
+            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update)) for update in counted])
             self.counts.fan_outs += len(updates)
 
-    def _known_incarnation(self, key: ObjectKey) -> int | None:
-        """The feed incarnation whose versions count as known; None while anything that could hold one is incomplete."""
+    def _since_of(self, came: tuple[int, int]) -> int:
+        """For the version cell, by partition and incarnation of the record that brought the version."""
+        return since_of(self._manifest.record, came[0], self._settings.partitions, came[1])
+
+    def _known_since(self, key: ObjectKey) -> int | None:
         partition = partition_of(key, self._settings.partitions)
-        feed = self._manifest.record("feed", UPDATES, partition)
-        if feed.state != COMPLETE or not self._table.complete("matcher", partition):
+        if not self._table.complete("matcher", partition):
             return None
-        return feed.incarnation
+        return known_since(self._manifest.record, partition, self._settings.partitions)
 
     def _isolate(self, part: Batch, events: Events, error: Exception) -> list[Batch]:
         """Something in this part cannot be decided on, now or ever: find the object, bury its records, go on with the others."""
-        objects = {*part.changes, *(key for _, key in part.registrations)}
+        objects = part.objects
         if len(objects) > 1:
-            return [
-                Batch(
-                    {key: change for key, change in part.changes.items() if key == one},
-                    {key: registration for key, registration in part.registrations.items() if key[1] == one},
-                )
-                for one in objects
-            ]
+            return [part.only(frozenset({one})) for one in objects]
         log.error("an object cannot be matched; its records go to the dead letters", exc_info=error)
         why = Malformed("internal", f"The Matcher failed on this object: {type(error).__name__}: {error}.")
         origins = [origin for update, origin in events.updates if update.object in objects]
         origins += [origin for registration, origin in events.registrations if registration.object in objects]
         self._teller.bury([dead_letter(origin, why) for origin in origins])
         return []
+
+
+def _came(events: Events) -> dict[ObjectKey, _Came]:
+    came: dict[ObjectKey, _Came] = {}
+    for update, origin in events.updates:
+        one = _Came(update.version, origin.incarnation, 0)
+        if update.again:
+            stamp = Stamp.decode(origin.headers)
+            one = _Came(update.version, stamp.incarnation, stamp.rounds)
+        came[update.object] = max(came.get(update.object, one), one)
+    return came
 
 
 def _remembered(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

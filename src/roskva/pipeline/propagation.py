@@ -1,13 +1,15 @@
 """Propagation: tells Registrars what the Matcher found, and writes in their stead if they do not answer (Thialfi 4.1.4, 4.2.3).
 
 One call per Registrar and task, several at once: all are sent, then all are collected. `Links.propagate` returns when every tuple is
-acknowledged by its client, durable or void: only then may Spark commit the batch. What may happen to a call:
+acknowledged by its client, durable, void or put aside: only then may Spark commit the batch. What may happen to a call:
 
-    answered     SETTLED and DROP_COPY are final; UNAVAILABLE is asked again, with pauses, then written blindly; while neither works,
-                 the batch stays open
+    answered     SETTLED and DROP_COPY are final; UNAVAILABLE is asked again, with pauses, then written blindly; if neither works for
+                 `scratch_after_s`, it is PUT_ASIDE: the caller's to see to (Thialfi 4.2.6). What a sweep asks for is never: it waits
     not the owner   asked again with fresh members, up to three times; then a blind write
     no answer    asked once more with fresh members; then a blind write, and the gateway is down for this worker
     down         blind writes at once, so that one hung gateway does not cost every batch a time-out, until a probe answers
+
+Clients' rows that were put aside a moment ago get one quick try, and no patience (`breaker.py`).
 
 A blind write makes the same judgement and the same writes as the Registrar would for a client that is offline; the mark that is
 written before it tells the owner to look. Imports no Spark.
@@ -26,15 +28,27 @@ from typing import Final
 from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.keys import load_keys
-from roskva.model import NOT_OWNER, UNAVAILABLE, Propagation, client_partition
+from roskva.model import (
+    NOT_OWNER,
+    OUTCOME_COVERED,
+    OUTCOME_UNKNOWN,
+    OUTCOME_UNREGISTERED,
+    OUTCOME_UPDATE,
+    OUTCOME_VERSION,
+    PUT_ASIDE,
+    UNAVAILABLE,
+    Propagation,
+)
 from roskva.pipeline.blind import write_blindly
+from roskva.pipeline.breaker import Breaker
 from roskva.pipeline.link import Link, LinkBroken
 from roskva.pipeline.patience import Backoff
 from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.probes import reached
 from roskva.protocol.internal import Probe, Probed, Propagate, Propagated
+from roskva.registrar.cells import client_row
 from roskva.registrar.members import MEMBERS_ROW, Member, MemberView
-from roskva.table.interface import Table
+from roskva.table.interface import RowKey, Table
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +58,15 @@ _PROBE_EVERY_S: Final = 0.5
 _NOT_OWNER_MAX: Final = 3
 _NO_ANSWER_MAX: Final = 2
 _UNAVAILABLE_MAX: Final = 10  # some ten seconds: if the row can be written at all, then by us too
+# What may be told later: an update from scratch, what a registration yields when its owner repeats it. The rest is of sweeps.
+_PUT_ASIDE: Final = frozenset({OUTCOME_UPDATE, OUTCOME_VERSION, OUTCOME_UNKNOWN, OUTCOME_COVERED, OUTCOME_UNREGISTERED})
 
 
 @dataclass(slots=True)
 class Told:
     """How a propagation went."""
 
-    verdicts: list[int]  # SETTLED or DROP_COPY, in the order of what was told
+    verdicts: list[int]  # SETTLED, DROP_COPY or PUT_ASIDE, in the order of what was told; UNAVAILABLE only if rounds were limited
     blind_writes: int = 0
     retries: int = 0
 
@@ -61,13 +77,21 @@ class _Open:
 
     index: int
     told: Propagation
+    row: RowKey
+    hurried: bool  # one try is enough
     no_answers: int = 0
     strays: int = 0  # times that whom we asked said that it is not the owner
     refusals: int = 0  # times that it said that the row is unavailable
+    not_written: bool = False  # blindly, at the last try
 
     @property
     def given_up(self) -> bool:
-        return self.no_answers >= _NO_ANSWER_MAX or self.strays >= _NOT_OWNER_MAX or self.refusals >= _UNAVAILABLE_MAX
+        refused = self.refusals >= (1 if self.hurried else _UNAVAILABLE_MAX)
+        return self.no_answers >= _NO_ANSWER_MAX or self.strays >= _NOT_OWNER_MAX or refused
+
+    @property
+    def may_be_put_aside(self) -> bool:
+        return self.told.outcome in _PUT_ASIDE
 
 
 class Links:
@@ -85,23 +109,59 @@ class Links:
         self._lock = threading.Lock()
         self._down: dict[str, Member] = {}
         self._probing = False
+        self._breaker = Breaker(around.clock)
 
-    def propagate(self, propagations: Sequence[Propagation]) -> Told:
-        """Tell every Registrar, or write in its stead, until all is settled. Never raises for a row or a Registrar."""
+    def propagate(self, propagations: Sequence[Propagation], rounds_max: int | None = None, patient: bool = True) -> Told:
+        """Tell every Registrar, or write in its stead, until all is settled or put aside. Never raises for a row or a Registrar.
+
+        With `rounds_max`, for what may as well be asked another time: what is open after so many rounds is answered UNAVAILABLE.
+        Without patience, rows that cannot be written are put aside after one try: for what was put aside before.
+        """
         result = Told([UNAVAILABLE] * len(propagations))
-        waiting = [_Open(index, told) for index, told in enumerate(propagations)]
+        waiting = self._begin(propagations, patient, result)
         backoff = Backoff("telling Registrars", self._around)
+        patience_until_s = self._around.clock() + self._settings.scratch_after_s
         while waiting:
+            round_began_s = self._around.clock()
             self._refresh_members(fresh=backoff.rounds > 0)
             calls, blindly = self._route(waiting)
             unsettled = self._ask(calls, result)
             blindly += [item for item in unsettled if item.given_up]
             waiting = [item for item in unsettled if not item.given_up]
             waiting += self._write_blindly(blindly, result)
+            waiting = self._put_aside(waiting, patience_until_s, round_began_s, result)
+            if waiting and backoff.rounds + 1 == rounds_max:
+                break
             if waiting:
                 result.retries += 1
                 backoff.pause(f"{len(waiting):,} propagations are open")
         return result
+
+    def _begin(self, propagations: Sequence[Propagation], patient: bool, result: Told) -> list[_Open]:
+        """What is to be told. Who was put aside a moment ago is tried once, or, if that takes too much time, not even that."""
+        waiting: list[_Open] = []
+        for index, told in enumerate(propagations):
+            row = client_row(told.client, self._settings.partitions)
+            item = _Open(index, told, row, not patient or self._breaker.failing(row) or self._breaker.hurried(row))
+            if item.hurried and item.may_be_put_aside and not self._breaker.may_try(row):
+                result.verdicts[index] = PUT_ASIDE
+            else:
+                waiting.append(item)
+        return waiting
+
+    def _put_aside(self, waiting: list[_Open], patience_until_s: float, round_began_s: float, result: Told) -> list[_Open]:
+        """Where patience is over: neither the Registrar nor we can write the row. Answers what waits on."""
+        now_s = self._around.clock()
+        hurried = {item for item in waiting if item.hurried}
+        for item in waiting:
+            item.hurried |= now_s >= patience_until_s  # who is refused is written blindly in the next round, if not yet
+        over = [item for item in waiting if item.hurried and item.not_written and item.may_be_put_aside]
+        for item in over:
+            result.verdicts[item.index] = PUT_ASIDE
+            if item in hurried:
+                self._breaker.tried_in_vain(item.row, round_began_s)
+        self._breaker.put_aside(item.row for item in over)
+        return [item for item in waiting if result.verdicts[item.index] != PUT_ASIDE]
 
     @property
     def down(self) -> set[str]:
@@ -140,7 +200,7 @@ class Links:
         down = self.down
         owners: dict[int, str | None] = {}
         for item in waiting:
-            partition = client_partition(item.told.client, self._settings.partitions)
+            partition = item.row.partition
             if partition not in owners:
                 owner = self._view.owner(partition)
                 owners[partition] = None if owner is None or owner.id in down else owner.id
@@ -206,6 +266,7 @@ class Links:
                         unsettled.append(item)
                     else:
                         result.verdicts[item.index] = verdict
+                        self._breaker.served([item.row])
         except OSError as error:
             log.warning("gateway %s did not answer: %s", identity, error)
             self._hang_up(identity)
@@ -247,11 +308,13 @@ class Links:
         verdicts = write_blindly(self._table, self._settings, [item.told for item in items], self._around)
         failed: list[_Open] = []
         for item, verdict in zip(items, verdicts, strict=True):
+            item.not_written = verdict is None
             if verdict is None:
                 failed.append(item)
             else:
                 result.verdicts[item.index] = verdict
                 result.blind_writes += 1
+                self._breaker.served([item.row])
         return failed
 
     def _take_down(self, identity: str) -> None:

@@ -25,13 +25,16 @@ from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
 from roskva.parent import when_parent_is_gone
-from roskva.pipeline import checkpoint, health, session, sweeps
+from roskva.pipeline import checkpoint, health, session
 from roskva.pipeline.bridge import bridge
 from roskva.pipeline.events import Origin
 from roskva.pipeline.fanout import FanOutTask
 from roskva.pipeline.matching import MatchTask
 from roskva.pipeline.offsets import FAN_OUT, MATCHING, STREAMS, Stream
 from roskva.pipeline.source import FEED_FIELDS, NAME, FeedSource, options
+from roskva.pipeline.sweeps import jobs
+from roskva.pipeline.sweeps.repairs import Repairs
+from roskva.pipeline.sweeps.schedule import Schedule
 from roskva.pipeline.telling import COUNTS, COUNTS_SCHEMA
 
 if TYPE_CHECKING:
@@ -109,7 +112,7 @@ class _Driver:
         self._stop = stop
         self._spark: SparkSession | None = None
         self._health: health.HealthWriter | None = None
-        self._repairing: threading.Thread | None = None
+        self._sweeping: threading.Thread | None = None
         when_parent_is_gone(self._end_as_orphan)
 
     def run(self) -> int:
@@ -151,7 +154,7 @@ class _Driver:
             _stop_queries(watched)
             return f"{type(caught).__name__}: {caught}"
         self._health.watch(watched)
-        self._start_repairs(spark)
+        self._start_sweeps(spark)
         queries = [query for query, _ in watched]
         main = queries[0]
         _say("queries started")
@@ -171,13 +174,15 @@ class _Driver:
         _stop_queries(watched)
         return error
 
-    def _start_repairs(self, spark: SparkSession) -> None:
-        from roskva.table import open_manifest
+    def _start_sweeps(self, spark: SparkSession) -> None:
+        from roskva.table import open_manifest, open_table
 
-        if self._repairing is None:
-            repairs = sweeps.Repairs(open_manifest(self._settings), self._settings, partial(sweeps.repair, spark, self._settings))
-            self._repairing = threading.Thread(target=repairs.run, args=(self._stop,), name="repairs", daemon=True)
-            self._repairing.start()
+        if self._sweeping is None:
+            settings = self._settings
+            repairs = Repairs(open_manifest(settings), settings, partial(jobs.repair, spark, settings))
+            schedule = Schedule(open_table(settings), settings, partial(jobs.sweep, spark, settings), repairs.step)
+            self._sweeping = threading.Thread(target=schedule.run, args=(self._stop,), name="sweeps", daemon=True)
+            self._sweeping.start()
 
     def _end(self, state: str, error: str) -> None:
         if self._health is not None:

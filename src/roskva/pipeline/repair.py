@@ -30,7 +30,7 @@ from roskva.table.manifest import RECOVERING, Address, PartitionRecord
 log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME: Final = 500
-_HELD: Final = frozenset({("table", "matcher"), ("feed", UPDATES), ("feed", FAN_OUTS)})  # what a pass repairs
+_HELD: Final = frozenset({("table", "matcher"), ("table", "scratch"), ("feed", UPDATES), ("feed", FAN_OUTS)})  # what a pass repairs
 
 
 class Lost(NamedTuple):
@@ -46,6 +46,14 @@ def lost_in(records: Mapping[Address, PartitionRecord]) -> list[Lost]:
         for address, record in records.items()
         if record.state == RECOVERING and (address.kind, address.name) in _HELD
     ]
+
+
+def partitions_to_repair(lost: Iterable[Lost], partitions: int) -> frozenset[int]:
+    """Of objects: those that the lost ones held something of. What was put aside in scratch may be of any."""
+    held = [one.address for one in lost]
+    if any(address.name == "scratch" for address in held):
+        return frozenset(range(partitions))
+    return frozenset(address.partition for address in held)
 
 
 def registrations_to_repair(
@@ -66,8 +74,12 @@ def registrations_to_repair(
 class Repair:
     """One task of a pass: one partition of clients' rows."""
 
-    def __init__(self, connected: Connections) -> None:
+    def __init__(self, connected: Connections, dry_run: bool = False, told: Callable[[], None] = lambda: None) -> None:
         self._connected = connected
+        self._dry_run = dry_run
+        self._told = told  # called after every page
+        self.looked_at = 0
+        self.proposed = 0
         self.counts = Counts()
         self._teller = Teller(connected, self.counts)
 
@@ -75,7 +87,12 @@ class Repair:
         """Returns when every row was looked at, and all that it asks for is durable."""
         wanted, after = frozenset(lost), b""
         while page := persist("reading clients' rows", partial(self._page, partition, after), self._connected.around):
-            self._teller.tell([told for key, row in page for told in self._asked_of(key, row, wanted)])
+            asked = [told for key, row in page for told in self._asked_of(key, row, wanted)]
+            self.looked_at += len(page)
+            self.proposed += len(asked)
+            if not self._dry_run:
+                self._teller.tell(asked)
+            self._told()
             after = page[-1][0]
         return self.counts
 

@@ -22,6 +22,7 @@ def _spawn(name: str, work: Callable[[], None]) -> None:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     spawn: Callable[[str, Callable[[], None]], None] = _spawn  # beside the caller, until it returns
     unique: Callable[[int], bytes] = os.urandom

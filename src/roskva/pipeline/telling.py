@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -15,9 +16,12 @@ import pyarrow as pa
 from roskva.errors import FeedFull, Unavailable
 from roskva.feed.interface import DEAD_LETTERS, Entry
 from roskva.matcher.core import drop_copies
-from roskva.model import Propagation
+from roskva.matcher.scratch import untold_cell
+from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, Propagation
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.patience import persist
+from roskva.pipeline.patience import Backoff, persist
+from roskva.pipeline.scratch import put
+from roskva.probes import reached
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,9 @@ class Counts:
     blind_writes: int = 0
     dropped_copies: int = 0
     retries: int = 0
+    scratched: int = 0  # versions, and clients not told, that were put aside
+    left_pending: int = 0  # registrations that were left to their owners to repeat
+    invalidated: int = 0  # registrations that an invalidation reached
 
     def as_arrow(self) -> Iterator[pa.RecordBatch]:
         columns = [pa.array([getattr(self, name)], pa.int64()) for name in COUNTS]
@@ -51,22 +58,46 @@ class Teller:
         self._counts = counts
 
     def tell(self, propagations: Sequence[Propagation]) -> None:
-        """Returns when nothing is owed for any of them."""
+        """Returns when nothing is owed for any of them: told, or put aside for a sweep."""
+        backoff = Backoff("putting aside what cannot be told", self._connected.around)
+        while propagations:
+            propagations = self._put_aside(propagations, self.offer(propagations))
+            if propagations:
+                backoff.pause(f"neither {len(propagations):,} clients' rows nor scratch can be written")
+
+    def offer(self, propagations: Sequence[Propagation], patient: bool = True) -> Sequence[int]:
+        """The verdict of each: whoever calls this must see to what is PUT_ASIDE."""
         if not propagations:
-            return
+            return []
         links = self._connected.links
-        told = persist("telling Registrars", lambda: links.propagate(propagations), self._connected.around)
+        propagate = links.propagate if patient else partial(links.propagate, patient=False)
+        told = persist("telling Registrars", lambda: propagate(propagations), self._connected.around)
         self._counts.propagations += len(propagations)
         self._counts.blind_writes += told.blind_writes
         self._counts.retries += told.retries
         drops = drop_copies(propagations, told.verdicts, self._connected.settings.partitions)
-        if not drops:
-            return
         try:
-            self._connected.table.write(drops)
-            self._counts.dropped_copies += len(drops)
+            if drops:
+                self._connected.table.write(drops)
+                self._counts.dropped_copies += len(drops)
         except Unavailable as error:
             log.warning("copies of dead registrations stay until the object changes again: %s", error)
+        return told.verdicts
+
+    def _put_aside(self, propagations: Sequence[Propagation], verdicts: Sequence[int]) -> list[Propagation]:
+        """Answers those that scratch does not take either."""
+        aside = [told for told, verdict in zip(propagations, verdicts, strict=True) if verdict == PUT_ASIDE]
+        if not aside:
+            return []
+        reached("scratch: a client's row cannot be written")
+        # What a registration yields is not put aside: its pending marker is in the row that cannot be written, and its owner repeats it.
+        cells = {untold_cell(told): told for told in aside if told.outcome == OUTCOME_UPDATE}
+        left = put(self._connected.table, cells, self._connected.settings.partitions)
+        # Nor is what a repair or an invalidation asks for, and no marker stands for it: it is told until it is.
+        lost = [told for told in aside if told.outcome == OUTCOME_LOST]
+        self._counts.left_pending += sum(told.outcome != OUTCOME_UPDATE for told in aside) - len(lost)
+        self._counts.scratched += len(cells) - len(left)
+        return [*(cells[cell] for cell in left), *lost]
 
     def bury(self, letters: Sequence[Entry]) -> None:
         if not letters:

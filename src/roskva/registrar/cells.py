@@ -9,7 +9,9 @@
     unknown:{object}            @seqno    the same, for "unknown"
 
 A value that replaces another at its own timestamp sorts above it: unregistered over registered, done over pending, acknowledged over
-waiting. Pure.
+waiting. What is closed in this way (`u`, `2`) may be followed by a stamp: the day on which a sweep first saw it closed. It means the same
+with and without, and the stamped one wins. What waits (`1`) may be followed by the second at which it began to, for people who look:
+nothing is decided by it. Pure.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ WAITING: Final = b"1"
 ACKNOWLEDGED: Final = b"2"
 _PENDING: Final = b"1"
 DONE: Final = b"2"
+_STAMP_BYTES: Final = 4
+_SECOND_MAX: Final = 256**_STAMP_BYTES - 1
 
 
 class Created(msgspec.Struct, frozen=True, array_like=True):
@@ -115,15 +119,55 @@ def read_log_name(cell: Cell) -> LogName:
     return LogName(ObjectKey(cell.name[len(LOG) : -9]), int.from_bytes(cell.name[-8:], "big"), unknown=False)
 
 
+def stamped_waiting(cells: Iterable[Cell], time_s: float) -> list[Cell]:
+    """The same cells; those of notifications that begin to wait say since when. Still below what acknowledges them."""
+    stamp = WAITING + min(max(int(time_s), 0), _SECOND_MAX).to_bytes(_STAMP_BYTES, "big")
+    return [Cell(cell.name, cell.timestamp, stamp) if cell.value == WAITING and _is_notification(cell) else cell for cell in cells]
+
+
+def _is_notification(cell: Cell) -> bool:
+    return cell.name.startswith((LOG, UNKNOWN))
+
+
+def is_waiting(cell: Cell) -> bool:
+    """Whether the notification of a `log` or `unknown` cell waits for its acknowledgement."""
+    return cell.value is not None and cell.value[:1] == WAITING
+
+
+def waiting_since_s(cell: Cell) -> int | None:
+    """When a notification that waits was stored, in seconds since 1970 by the clock of who did. None: it does not say."""
+    if cell.value is None or not is_waiting(cell) or len(cell.value) != 1 + _STAMP_BYTES:
+        return None
+    return int.from_bytes(cell.value[1:], "big")
+
+
 def read_created(cell: Cell | None) -> Created | None:
     return None if cell is None or cell.value is None else msgspec.msgpack.decode(cell.value, type=Created)
 
 
 def read_pending(cell: Cell) -> Pending | None:
     """None: done."""
-    if cell.value is None or cell.value == DONE:
+    if cell.value is None or cell.value.startswith(DONE):
         return None
     try:
         return msgspec.msgpack.decode(cell.value[1:], type=Pending)
     except msgspec.DecodeError:
         return Pending(repair=True)  # of another version of the service: a repair yields "unknown", which is never wrong
+
+
+def closed_on(cell: Cell, day: int) -> Cell:
+    """The cell of a registration or notification, closed, with the stamp of that day. What is open or plain loses against it."""
+    closed = UNREGISTERED if cell.name.startswith(REG) else DONE if cell.name.startswith(PENDING) else ACKNOWLEDGED
+    return Cell(cell.name, cell.timestamp, closed + day.to_bytes(_STAMP_BYTES, "big"))
+
+
+def is_closed(cell: Cell) -> bool:
+    """Whether a cell of a registration or notification is unregistered, done or acknowledged, stamped or not."""
+    return cell.value is not None and cell.value.startswith((UNREGISTERED, ACKNOWLEDGED))
+
+
+def stamp_of(cell: Cell) -> int | None:
+    """The day on which a sweep first saw it closed; None: it has no stamp."""
+    if cell.value is None or not is_closed(cell) or len(cell.value) != 1 + _STAMP_BYTES:
+        return None
+    return int.from_bytes(cell.value[1:], "big")

@@ -52,6 +52,7 @@ from roskva.registrar.cells import (
     Pending,
     created_cell,
     done_cell,
+    is_waiting,
     log_cell,
     registration_cells,
     seen_cell,
@@ -59,6 +60,7 @@ from roskva.registrar.cells import (
     unknown_cell,
 )
 from roskva.registrar.cells import REGISTERED as REGISTERED_CELL
+from roskva.registrar.core_collection import ASKED, answer
 from roskva.registrar.row import ClientRow, Standing
 from roskva.table.interface import Cell
 
@@ -85,6 +87,8 @@ class Operations:
 
     last: dict[ObjectKey, int] = field(default_factory=dict)
     last_sync: int = 0
+    # The row's seqno, as it was last seen while this session was the granted one. Cells that told it may be purged since.
+    used: int = 0
 
     def late(self, key: ObjectKey, number: int) -> bool:
         if number <= max(self.last.get(key, 0), self.last_sync):
@@ -175,9 +179,9 @@ class _Plan:
     statuses: list[Status] = field(default_factory=list)
 
     @classmethod
-    def of(cls, row: ClientRow, session: int) -> _Plan:
+    def of(cls, row: ClientRow, session: int, operations: Operations) -> _Plan:
         # Seqnos of a session go on after the largest that it used; a later session that was granted but not yet used does not count.
-        used = row.seqno if session_of(row.seqno) == session else largest_of(row, session)
+        used = row.seqno if session_of(row.seqno) == session else max(largest_of(row, session), operations.used)
         return cls(row, used + 1, session, row.digest.count)
 
     def standing(self, key: ObjectKey) -> Standing | None:
@@ -231,7 +235,7 @@ def operate(
 
     A repeat of what is pending reuses its seqno and adds nothing; a repeat of what is done is answered at once.
     """
-    plan = _Plan.of(row, session)
+    plan = _Plan.of(row, session, operations)
     application = _application_of(row)
     asked: list[Register | Unregister] = [*register, *unregister]
     for operation in sorted(asked, key=lambda operation: operation.op):
@@ -292,7 +296,7 @@ def sync(row: ClientRow, session: int, operations: Operations, request: Sync, re
     if request.summaries is not None:
         mine = bucket_summaries(name_of(key) for key in row.registered())
         return Decision(sync_request=SyncRequest(op=request.op, buckets=differing_buckets(mine, request.summaries)))
-    plan = _Plan.of(row, session)
+    plan = _Plan.of(row, session, operations)
     application = _application_of(row)
     buckets = None if request.buckets is None else set(request.buckets)
     desired: dict[ObjectKey, SyncObject] = {}
@@ -357,10 +361,13 @@ def judge(row: ClientRow, told: Propagation) -> Judgement:
 
     s = r: deliver. s < r: void, since that registration's own read saw this version. No `created`: void, and the Matcher drops its
     copy. s > r: the row lost something: reissue what is registered, or let the Matcher drop its copy. What a sweep found lost is reissued
-    as it stands.
+    as it stands. Of an epoch before the last reset: void, since the registration of the new epoch yields what there is.
     """
     if row.created is None:
         return _DROP
+    if row.outdated(told.object):
+        reached("registrar: told of an epoch before a reset")
+        return _SETTLED
     cell = row.registration(told.object)
     registered = cell is not None and cell.value == REGISTERED_CELL
     if cell is None or told.seqno > cell.timestamp:
@@ -383,12 +390,12 @@ def notification_of(row: ClientRow, told: Propagation) -> tuple[bool, int | None
     if told.outcome == OUTCOME_UNKNOWN:
         cell = row.unknown(told.object)
         if cell is not None and cell.timestamp >= told.seqno:
-            return cell.value == WAITING, None
+            return is_waiting(cell), None
         # Done, and nothing stored: it was acknowledged before it had to be.
         return row.is_pending(told.object, told.seqno), None
     logged = row.logged(told.object, told.seqno)
     if logged is not None and logged.timestamp >= told.version:
-        return logged.value == WAITING, logged.timestamp
+        return is_waiting(logged), logged.timestamp
     return True, told.version
 
 
@@ -442,6 +449,9 @@ class BlindDecision:
 
 def blind(row: ClientRow, told: Propagation) -> BlindDecision:
     """The same judgement and the same writes, for a client that counts as offline. The owner finds the mark and goes on from there."""
+    if told.outcome in ASKED:
+        answered = answer(row, told, online=False)
+        return BlindDecision(answered.cells, answered.verdict)
     judgement = judge(row, told)
     if judgement.verdict is not None:
         return BlindDecision([], judgement.verdict)

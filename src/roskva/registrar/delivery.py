@@ -33,7 +33,8 @@ from roskva.model import (
 from roskva.probes import reached
 from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
-from roskva.registrar.cells import WAITING
+from roskva.registrar.cells import is_waiting, stamped_waiting
+from roskva.registrar.core_collection import ASKED
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave, notify_of
@@ -44,6 +45,7 @@ WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others,
 _SENT_JUST_NOW_S: Final = 1.0
 _TEXTS_KEPT_MAX: Final = 100_000
 _READ_AGAIN_S: Final = 5.0  # rows whose notifications do not fit into memory now are read again so often
+_READING_FOR_ACKS_MAX: Final = 1_000  # messages with acknowledgements that wait for their client's row
 _TURN_S: Final = 0.001
 
 
@@ -76,11 +78,13 @@ class Delivery:
         sessions: dict[ClientId, Session],
         counters: Counters,
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
         owns: Callable[[int], bool],
         settling: Callable[[], bool],
         speak: Callable[..., None],
         write: Callable[[Mapping[ClientId, list[list[Cell]]]], Awaitable[set[ClientId]]],
         reissue: Callable[[ClientId, Sequence[Propagation]], Awaitable[list[int]]],
+        collect: Callable[[Sequence[Propagation]], Awaitable[list[int]]],
         settled: Callable[[ClientId, ObjectKey], None],
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
@@ -89,17 +93,20 @@ class Delivery:
         self._sessions = sessions
         self._counters = counters
         self._clock = clock
+        self._wall_clock = wall_clock
         self._owns = owns
         self._settling = settling
         self._speak = speak
         self._write = write  # answers the clients whose write failed
         self._reissue = reissue
+        self._collect = collect
         self._settled = settled
         self._spawn = spawn
         self.unacknowledged: dict[Session, None] = {}
         self.outstanding_count = 0
         self._lag_s = 0.0  # how long the event loop lately took to come round to reading answers
         self._ack_cells: dict[ClientId, list[Cell]] = {}
+        self._reading_for_acks = 0
         self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
 
     async def propagate(self, propagations: Sequence[Propagation]) -> list[int]:
@@ -107,11 +114,12 @@ class Delivery:
         self._counters.propagated += len(propagations)
         verdicts = [SETTLED] * len(propagations)
         mine: list[tuple[int, Propagation]] = []
+        asked: list[tuple[int, Propagation]] = []
         for index, told in enumerate(propagations):
             session = self._sessions.get(told.client)
             partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
             if self._owns(partition):
-                mine.append((index, told))
+                (asked if told.outcome in ASKED else mine).append((index, told))
             else:
                 verdicts[index] = NOT_OWNER
         rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=self._settling())
@@ -152,6 +160,8 @@ class Delivery:
         for indexes, repaired in zip(reissues.values(), await asyncio.gather(*repairs), strict=True):
             for index, verdict in zip(indexes, repaired, strict=True):
                 verdicts[index] = verdict
+        for (index, _), verdict in zip(asked, await self._collect([told for _, told in asked]), strict=True):
+            verdicts[index] = verdict
         return verdicts
 
     def _turned(self, sent_s: float) -> None:
@@ -192,7 +202,7 @@ class Delivery:
     def _note_stored(entry: Outstanding, row: ClientRow, version: int | None) -> None:
         """What is stored already need not be written again; over what is stored, even of a lower version, the answer must be."""
         cell = row.unknown(entry.object) if version is None else row.logged(entry.object, entry.seqno)
-        if cell is None or cell.value != WAITING:
+        if cell is None or not is_waiting(cell):
             return
         if version is None:
             entry.stored = STORED if cell.timestamp == entry.seqno else entry.stored
@@ -227,6 +237,7 @@ class Delivery:
 
     async def _store(self, owed: Sequence[_Owed], verdicts: list[int]) -> None:
         """Settle in one write per client: `pending` done, together with what is still unacknowledged. Then confirm registrations."""
+        time_s = self._wall_clock()
         cells_of: dict[ClientId, list[list[Cell]]] = {}
         stored: list[tuple[Propagation, Outstanding | None, int | None]] = []
         for one in owed:
@@ -234,7 +245,7 @@ class Delivery:
             row = self._rows.peek(one.told.client) or one.row
             tell = one.tell and not (entry is not None and entry.acknowledged)
             version = one.version if entry is None else entry.version
-            cells = core.settle(row, one.told, tell, version)
+            cells = stamped_waiting(core.settle(row, one.told, tell, version), time_s)
             if cells:
                 cells_of.setdefault(one.told.client, []).append(cells)
             if tell:
@@ -273,7 +284,7 @@ class Delivery:
         if session is None or session.outstanding.get((told.object, version is None)) is entry is not None:
             return
         row = self._rows.peek(told.client)
-        if row is not None and row.standing(told.object) != (told.seqno, True):
+        if row is not None and (row.outdated(told.object) or row.standing(told.object) != (told.seqno, True)):
             return
         notifications: list[Notify] = []
         if not self._take_up(session, Waiting(told.object, told.seqno, version), self._clock(), notifications):
@@ -299,7 +310,7 @@ class Delivery:
         if not session.outstanding and not session.more:
             self.unacknowledged.pop(session, None)
         if unmatched:
-            self._spawn(self._acknowledge_stored(session, unmatched))
+            self._note_stored_answers(session, unmatched)
 
     def _acknowledge_one(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> bool:
         entry = session.outstanding.get(name := (key, version is None))
@@ -319,8 +330,20 @@ class Delivery:
         entry.release()
         return True
 
+    def _note_stored_answers(self, session: Session, acks: list[tuple[ObjectKey, int, int | None]]) -> None:
+        """At the limit they are dropped: a lost acknowledgement costs a duplicate."""
+        if self._reading_for_acks < _READING_FOR_ACKS_MAX:
+            self._reading_for_acks += 1
+            self._spawn(self._acknowledge_stored(session, acks))
+
     async def _acknowledge_stored(self, session: Session, acks: list[tuple[ObjectKey, int, int | None]]) -> None:
         """Acknowledgements of what is stored but not in memory: only what the row says is waiting is cleared."""
+        try:
+            await self._acknowledge_in_row(session, acks)
+        finally:
+            self._reading_for_acks -= 1
+
+    async def _acknowledge_in_row(self, session: Session, acks: list[tuple[ObjectKey, int, int | None]]) -> None:
         with contextlib.suppress(Unavailable):
             row = await self._rows.get(session.client)
             waiting = {(one.object, one.seqno, one.version is None): one.version for one in row.waiting()}
@@ -356,10 +379,10 @@ class Delivery:
         self._counters.resent += len(notifications)
 
     def _forget_outdated(self, session: Session, row: ClientRow) -> None:
-        """By a fresh row: what an earlier registration yielded is void, whoever wrote the later one, and even if its write failed."""
+        """By a fresh row: what an earlier registration or epoch yielded is void, whoever wrote the later, even if its write failed."""
         for name, entry in list(session.outstanding.items()):
             standing = row.standing(entry.object)
-            if standing is not None and standing.seqno > entry.seqno:
+            if row.outdated(entry.object) or (standing is not None and standing.seqno > entry.seqno):
                 reached("delivery: an earlier registration's notification is void")
                 del session.outstanding[name]
                 self.outstanding_count -= 1

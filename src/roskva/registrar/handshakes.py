@@ -155,7 +155,10 @@ class Handshakes:
         if admission != core.Admission.WELCOME:
             self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
             return None
-        return Session(claims.client, partition, claims.application, settings, token, claims.session, channel), row
+        session = Session(claims.client, partition, claims.application, settings, token, claims.session, channel)
+        if known is not None:
+            session.go_on_from(known)
+        return session, row
 
     def start_anew(self, channel: Channel, token: str, code: str, keep: bool) -> None:
         self.counters.superseded += code == core.Admission.SUPERSEDED
@@ -183,3 +186,9 @@ class Handshakes:
 
     async def _incarnation(self, client: ClientId) -> int:
         return await self.table.incarnation_of("registrar", client_partition(client, self.settings.partitions))
+
+
+def unverified(channel: Channel, token: str, error: TokenInvalid, time_ms: int) -> None:
+    """Answer a message whose token is not one of this service: start anew."""
+    refusal = StartAnew(code=error.code, keep=False, message=str(error))
+    channel.send(encode(ServerMessage(token=token[:512], time_ms=time_ms, start_anew=refusal)))

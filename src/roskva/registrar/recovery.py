@@ -2,20 +2,25 @@
 
 A mark is written before the row that it points to, so a crash at any point leaves either nothing, or a mark that leads to the row. Marks
 are never cleared by readers; each reader keeps a cursor, and old ones expire. What stays unfinished for longer is marked again.
+
+At `unfinished_max` what comes is not kept in memory: it is shed, and a scan of the marks finds it again (scanning.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
-from roskva.model import ClientId, ObjectKey, Registration
+from roskva.model import ClientId, ObjectKey, Registration, client_partition
 from roskva.registrar.row import ClientRow
+from roskva.registrar.scanning import UNKNOWN_AGE_S, Scan
+from roskva.registrar.sessions import Counters
 from roskva.table.lanes import TableLanes
 from roskva.table.marks import MarkReader, head_in, head_row, marks_for, partitions_of
 
@@ -24,6 +29,7 @@ log = logging.getLogger(__name__)
 _REPEAT_AFTER_S: Final = 5.0  # a registration usually comes back within a second
 _REPEAT_PAUSE_MAX_S: Final = 60.0
 _CLIENTS_AT_A_TIME: Final = 500
+_MARKED_AT_A_TIME: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -32,6 +38,7 @@ class _Appended:
 
     due_s: float  # when to append it again, if it is still pending then
     pause_s: float
+    since_s: float  # when it was first appended
 
 
 @dataclass(slots=True)
@@ -41,8 +48,9 @@ class _Unfinished:
 
 
 class Recovery:
-    def __init__(self, settings: Settings, table: TableLanes, member: str, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: Settings, table: TableLanes, member: str, clock: Callable[[], float], counters: Counters) -> None:
         self._settings = settings
+        self._counters = counters
         self._table = table
         self._clock = clock
         self._count = 0
@@ -50,6 +58,10 @@ class Recovery:
         self._owned: frozenset[int] = frozenset()
         self._reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s, own=self._own)
         self._unfinished: dict[ClientId, _Unfinished] = {}
+        self.on_their_way = 0  # registrations in `_unfinished`
+        self._scan = Scan(settings.mark_bucket_s, settings.mark_retention_s, settings.scan_s)
+        self._taking_over: dict[int, float] = {}  # partitions whose marks were not all read since they are ours, and when that began
+        self.taken_over: dict[int, float] = {}  # those of which all were: whoever looks at their clients takes them out
 
     @property
     def unfinished(self) -> Collection[ClientId]:
@@ -79,19 +91,32 @@ class Recovery:
         """Ownership changed: look again at every mark of the partitions that are ours now."""
         for partition in self._owned | owned:
             self._reader.forget(partition)
+        self._taking_over = dict.fromkeys(owned - self._owned, self._clock())
+        self.taken_over.clear()
         self._owned = owned
+        self._scan.forget()
 
-    async def newly_marked(self) -> list[ClientId]:
-        """Clients of ours that others marked since the last look. A partition that cannot be read hides nobody else's marks."""
+    async def newly_marked(self, room: int | None = None) -> list[ClientId]:
+        """Clients of ours that others marked since the last look. A partition that cannot be read hides nobody else's marks.
+
+        No more than `room` of them: the others are shed.
+        """
         unknown = [partition for partition in sorted(self._owned) if self._reader.unknown(partition)]
         await self._read_marks(unknown)
         clients = await self._read_marks(sorted(self._owned))
-        due = self._reader.to_raise(self._clock())
+        due = [mutation for mutation in self._reader.to_raise(self._clock()) if self._may_raise(mutation.row.partition)]
         try:
-            await self._table.write([mutation for mutation in due if mutation.row.partition in self._owned])
+            await self._table.write(due)
         except Unavailable as error:
             log.warning("heads of marks cannot be raised now: %s", error)  # the next round tries again; what was read counts
+        if room is not None and len(clients) > room:
+            self.shed_marked(clients[room:])
+            del clients[room:]
         return clients
+
+    def _may_raise(self, partition: int) -> bool:
+        head = self._reader.head(partition)
+        return partition in self._owned and head is not None and not self._scan.holds_head(partition, head)
 
     async def _read_marks(self, partitions: Iterable[int]) -> list[ClientId]:
         plans = [self._reader.plan(partition, self._clock()) for partition in partitions]
@@ -106,6 +131,8 @@ class Recovery:
                 raise read
             elif plan.partition in self._owned:
                 clients |= dict.fromkeys(self._reader.take(plan, read))
+                if plan.full and plan.partition in self._taking_over:
+                    self.taken_over[plan.partition] = self._taking_over.pop(plan.partition)
         return list(clients)
 
     async def refresh(self) -> None:
@@ -113,24 +140,82 @@ class Recovery:
         settings = self._settings
         now_s = self._clock()
         aged = [client for client, one in self._unfinished.items() if now_s - one.marked_s > settings.mark_retention_s / 2]
-        await self.mark(aged)
-        for client in aged:
-            if client in self._unfinished:
-                self._unfinished[client].marked_s = now_s
-        rows = [row for row in self._reader.expired() if row.partition in self._owned]
+        for start in range(0, len(aged), _MARKED_AT_A_TIME):
+            some = aged[start : start + _MARKED_AT_A_TIME]
+            await self.mark(some)
+            for client in some:
+                if client in self._unfinished:
+                    self._unfinished[client].marked_s = now_s
+        rows = [row for row in self._reader.expired() if row.partition in self._owned and self._scan.needs(row.partition) is None]
         if rows:
             await asyncio.to_thread(self._table.table.delete_rows, rows)
             self._reader.deleted(rows)
 
+    # What was shed.
+
+    def shed_marked(self, clients: Sequence[ClientId]) -> None:
+        """Whose marks were seen, and whose rows nobody will look at now."""
+        self._counters.shed += len(clients)
+        for client in clients:
+            self._dropped(client, UNKNOWN_AGE_S)
+
+    def shed_unfinished(self) -> None:
+        """Give back the memory. What settles without us settles; the scan finds the rest."""
+        now_s = self._clock()
+        self._counters.shed += self.on_their_way
+        for client, unfinished in self._unfinished.items():
+            self._dropped(client, now_s - unfinished.marked_s)
+        self._unfinished = {}
+        self.on_their_way = 0
+
+    def _dropped(self, client: ClientId, age_s: float) -> None:
+        partition = client_partition(client, self._settings.partitions)
+        self._scan.dropped(partition, self._reader.head(partition), age_s)
+
+    def is_behind(self, partition: int) -> bool:
+        """What was shed long ago is still not found again, since there is no room: registrations must wait."""
+        return self._scan.is_behind(partition, self._reader.head(partition))
+
+    async def found_again(self, room: int) -> list[ClientId]:
+        """Some of the clients whose work was shed, when half of the room for it is free: the others are found in later rounds."""
+        if not self._scan or self.on_their_way > self._settings.unfinished_max // 2:
+            return []
+        clients: list[ClientId] = []
+        for partition in sorted(self._owned):
+            head = self._reader.head(partition)
+            left = min(room, _CLIENTS_AT_A_TIME) - len(clients)
+            rows = [] if head is None or left <= 0 else self._scan.plan(partition, head, self._clock())
+            if rows and head is not None:
+                try:
+                    read = await self._table.read(rows)
+                except Unavailable as error:
+                    log.warning("marks cannot be scanned now: %s", error)
+                    continue
+                clients += self._scan.take(rows, read, head, left)
+        for client in clients:
+            # Its mark may be about to expire, now that the scan is past it: what is still unfinished is marked again soon.
+            if client in self._unfinished:
+                self._unfinished[client].marked_s = -math.inf
+        self._counters.scanned += len(clients)
+        return clients
+
     # Registrations on their way.
 
-    def appended(self, events: Sequence[Registration]) -> None:
+    def appended(self, events: Sequence[Registration], marked: bool = True) -> None:
+        """These were appended to the feed, or are about to be. `marked`: just now, by us; else who knows when."""
         now_s = self._clock()
         for event in events:
-            unfinished = self._unfinished.setdefault(event.client, _Unfinished(now_s, {}))
-            known = unfinished.registrations.get(event.object)
+            unfinished = self._unfinished.get(event.client)
+            known = None if unfinished is None else unfinished.registrations.get(event.object)
+            if known is None and self.on_their_way >= self._settings.unfinished_max:
+                self._counters.shed += 1
+                self._dropped(event.client, UNKNOWN_AGE_S if not marked else 0.0 if unfinished is None else now_s - unfinished.marked_s)
+                continue
+            if unfinished is None:
+                unfinished = self._unfinished[event.client] = _Unfinished(now_s if marked else -math.inf, {})
             pause_s = _REPEAT_AFTER_S if known is None else min(known.pause_s * 2, _REPEAT_PAUSE_MAX_S)
-            unfinished.registrations[event.object] = _Appended(now_s + pause_s, pause_s)
+            self.on_their_way += known is None
+            unfinished.registrations[event.object] = _Appended(now_s + pause_s, pause_s, now_s if known is None else known.since_s)
 
     def not_appended(self, events: Iterable[Registration]) -> None:
         for event in events:
@@ -142,12 +227,21 @@ class Recovery:
         """The Matcher answered, and the answer is durable."""
         unfinished = self._unfinished.get(client)
         if unfinished is not None:
-            unfinished.registrations.pop(key, None)
+            if unfinished.registrations.pop(key, None) is not None:
+                self.on_their_way -= 1
             if not unfinished.registrations:
                 del self._unfinished[client]
 
+    def since_s(self, client: ClientId, key: ObjectKey) -> float | None:
+        """When this process first sent a registration on its way, by its own clock. None: it did not, or does not remember."""
+        unfinished = self._unfinished.get(client)
+        known = None if unfinished is None else unfinished.registrations.get(key)
+        return None if known is None else known.since_s
+
     def forget(self, client: ClientId) -> None:
-        self._unfinished.pop(client, None)
+        unfinished = self._unfinished.pop(client, None)
+        if unfinished is not None:
+            self.on_their_way -= len(unfinished.registrations)
 
     def finished(self, row: ClientRow) -> list[ObjectKey]:
         """What this process appended and the row shows as done: the answer came to another process, by a blind write say."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 _ROWS_AT_A_TIME: Final = 500
+_MARKED_AT_A_TIME: Final = 5_000  # rows of marked clients that one round reads, so that resends and keepalives wait for no more
 _OTHERS_HEARD_BEATS: Final = 3  # by then every gateway and the pipeline have seen a change of members
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 
@@ -40,8 +43,11 @@ class Rounds:
         self._clock = clock
         self._tick_s = tick_s
         self.incarnations: dict[int, int] = {}  # of the partitions that were looked at here, or by an admission
+        # Of the applications, as all sessions here have heard of them.
+        self.epochs = {application: registrar.epoch_of(application) for application in settings.applications}
         self._next_second_s = clock()
-        self.marked: set[ClientId] = set()  # whose marks were seen and whose rows were not yet read
+        self.marked: dict[ClientId, None] = {}  # whose marks were seen and whose rows were not yet read, the oldest first
+        self._unfinished_found: Counter[int] = Counter()  # by partition, since it was taken over
         self._look_at_all_s: list[float] = []
         self._unvisited: list[Session] = []
         self._visits = 0
@@ -53,6 +59,7 @@ class Rounds:
         others_heard_s = _OTHERS_HEARD_BEATS * self._settings.member_heartbeat_s
         self._look_at_all_s = [self._clock() + others_heard_s, settling_until_s + others_heard_s]
         self._next_second_s = self._clock()
+        self._unfinished_found.clear()
 
     async def run(self) -> None:
         next_scan_s = next_marks_s = self._clock()
@@ -66,6 +73,7 @@ class Rounds:
                 if now_s >= self._next_second_s:
                     self._next_second_s = now_s + 1.0
                     await self._notice_lost_partitions()
+                    await self._notice_resets()
                     self._keep_alive(now_s)
                     self.registrar.rows.evict_idle(self._settings.row_idle_s)
                     self.registrar.delivery.rest()
@@ -103,6 +111,19 @@ class Rounds:
                     self.registrar.handshakes.start_anew(session.channel, session.token, TokenElsewhere.code, keep=True)
                     self.registrar.leave(session)
 
+    async def _notice_resets(self) -> None:
+        """An epoch that rose: rows in memory count for the old one. The sessions' rows are read anew, and their clients told."""
+        for application in self._settings.applications:
+            epoch = self.registrar.epoch_of(application)
+            if self.epochs[application] == epoch:
+                continue
+            behind = [one.client for one in self.registrar.sessions.values() if one.application == application and one.epoch < epoch]
+            log.warning("%s was reset: %d clients here state their registrations again", application, len(behind))
+            self.registrar.rows.drop_epochs_before(epoch, application)
+            await self._look_at(behind)
+            if not any(one.application == application and one.epoch < epoch for one in self.registrar.sessions.values()):
+                self.epochs[application] = epoch  # else rows could not be read now: the next look goes on
+
     def _tell_settled(self, now_s: float) -> None:
         for session in list(self.registrar.unsettled_told):
             if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
@@ -131,9 +152,33 @@ class Rounds:
                 self.registrar.speak(session)
 
     async def _follow_marks(self) -> None:
-        """Work that a Matcher task, or an owner before this one, left for clients of ours; and registrations that are overdue."""
-        self.marked.update(await self.registrar.recovery.newly_marked())
-        await self._look_at([*self.marked, *self.registrar.recovery.overdue()])
+        """What a Matcher task, or an owner before this one, left for clients of ours; what was shed; registrations that are overdue."""
+        recovery = self.registrar.recovery
+        newly_marked = await recovery.newly_marked(self._room())
+        self.marked |= dict.fromkeys(newly_marked)
+        found_again = await recovery.found_again(self._room())
+        self.marked |= dict.fromkeys(found_again)
+        await self._look_at([*islice(self.marked, _MARKED_AT_A_TIME), *recovery.overdue()])
+        if recovery.taken_over:
+            self._tell_taken_over(recovery.taken_over)
+
+    def _room(self) -> int:
+        return max(0, self._settings.unfinished_max - len(self.marked))
+
+    def _tell_taken_over(self, taken_over: dict[int, float]) -> None:
+        """What recovery by marks found, once for each partition that is ours now: when all its marked clients were looked at."""
+        to_look_at = {self.registrar.rows.key(client).partition for client in self.marked}
+        for partition in [partition for partition in taken_over if partition not in to_look_at]:
+            took_ms = 1000.0 * (self._clock() - taken_over.pop(partition))
+            log.info("found %d unfinished of partition %d in %.0f ms", self._unfinished_found.pop(partition, 0), partition, took_ms)
+
+    def shed(self) -> None:
+        """Give back the memory: the scan finds marked clients again. Those that are online and were not marked are all looked at."""
+        self.registrar.recovery.shed_marked(list(self.marked))
+        self.marked = {}
+        soon_s = self._clock() + self._settings.scan_s
+        if not any(look_s <= soon_s for look_s in self._look_at_all_s):
+            self._look_at_all_s.insert(0, soon_s)
 
     async def _scan(self) -> None:
         """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
@@ -149,14 +194,19 @@ class Rounds:
             pending: list[Registration] = []
             for client, row in rows.items():
                 session = self.registrar.sessions.get(client)
+                if row.pending_count or (session is not None and row.waits):
+                    self._unfinished_found[self.registrar.rows.key(client).partition] += bool(self.registrar.recovery.taken_over)
                 if session is None:
                     self.registrar.recovery.finished(row)
                     pending += self.registrar.pending_again(row)
                 else:
                     self.registrar.take_in(session, row)
-            await self.registrar.append(pending)
-            self.marked.difference_update(rows)
+            await self.registrar.append(pending, marked=False)
+            for client in rows:
+                self.marked.pop(client, None)
             unread = [client for client in some if client not in rows]
             if unread:
                 reached("rounds: rows could not be read, and are looked at again")
-            self.marked.update(unread)
+            for client in unread:
+                self.marked.pop(client, None)  # others first
+                self.marked[client] = None

@@ -20,9 +20,9 @@ from roskva.registrar.cells import (
     SEEN,
     SEQNO,
     UNKNOWN,
-    WAITING,
     Created,
     Pending,
+    is_waiting,
     log_name,
     read_created,
     read_log_name,
@@ -87,11 +87,17 @@ class ClientRow:
             elif was and not now:
                 self.digest.remove(name_of(key))
         elif name.startswith(PENDING):
-            _mark(self._pending, name, read_pending(new) is not None)
+            if not self.outdated(ObjectKey(name[len(PENDING) :])):
+                _mark(self._pending, name, read_pending(new) is not None)
         elif name.startswith((LOG, UNKNOWN)):
-            _mark(self._waiting, name, new.value == WAITING)
+            if self.epoch == 0 or not self.outdated(read_log_name(new).object):
+                _mark(self._waiting, name, is_waiting(new))
         elif name == CREATED:
             self.created = read_created(new)
+
+    def outdated(self, key: ObjectKey) -> bool:
+        """Of an epoch before the last reset: nothing is owed for it. A later epoch than ours means that we have not heard of a reset."""
+        return self.epoch != 0 and epoch_of(key) < self.epoch
 
     def _live(self, name: bytes) -> Cell | None:
         """A deleted cell is kept, since it still wins over older ones, and reads as absent."""
@@ -148,6 +154,7 @@ class ClientRow:
         return (ObjectKey(name[len(REG) :]) for name, cell in self._cells.items() if name.startswith(REG) and cell.value is not None)
 
     def pending(self) -> list[tuple[ObjectKey, int, Pending]]:
+        """What is on its way to the Matcher, of the present epoch."""
         found = []
         for name in self._pending:
             cell = self._cells[name]
@@ -168,7 +175,7 @@ class ClientRow:
         return self._live(UNKNOWN + key)
 
     def waiting(self) -> Iterator[Waiting]:
-        """What must be sent to the client: stored, unacknowledged, and of a registration that still stands."""
+        """What must be sent to the client: stored, unacknowledged, of the present epoch and of a registration that still stands."""
         for stored in self._waiting:
             cell = self._cells[stored]
             key, seqno, unknown = read_log_name(cell)

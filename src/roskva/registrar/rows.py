@@ -150,6 +150,12 @@ class Rows:
         for loading in self._loading.values():
             loading.void = True
 
+    def drop_epochs_before(self, epoch: int, application: str) -> None:
+        """The application was reset. A row that is being read gets its epoch when it has come."""
+        outdated = (one.row for one in self._cached.values() if one.row.epoch < epoch)
+        for client in [row.client for row in outdated if row.created is not None and row.created.application == application]:
+            self.drop(client)
+
     def evict_idle(self, idle_s: float) -> None:
         before_s = self._clock() - idle_s
         for client in [client for client, cached in self._cached.items() if cached.used_s < before_s]:

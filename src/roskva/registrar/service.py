@@ -15,32 +15,22 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from roskva.config import Settings
-from roskva.errors import RoskvaError, TokenInvalid, TooManyOperations, Unavailable
+from roskva.errors import Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.interface import REGISTRATIONS, Entry
 from roskva.feed.lanes import FeedLanes
-from roskva.model import (
-    SETTLED,
-    UNAVAILABLE,
-    ClientId,
-    Propagation,
-    Registration,
-)
-from roskva.protocol.messages import (
-    ClientMessage,
-    ErrorReport,
-    ServerMessage,
-    StartAnew,
-    SyncRequest,
-    encode,
-)
+from roskva.model import SETTLED, UNAVAILABLE, ClientId, Propagation, Registration
+from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, SyncRequest, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import seen_cell
+from roskva.registrar.collection import Collection
 from roskva.registrar.delivery import Delivery
 from roskva.registrar.events import encode_registration
+from roskva.registrar.full_disk import sift
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
 from roskva.registrar.recovery import Recovery
+from roskva.registrar.room import Room
 from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
@@ -89,12 +79,15 @@ class Registrar:
         self._members = members
         self._clock = clock
         self._wall_clock = wall_clock
+        self.epoch_of = epoch_of
         self.sessions: dict[ClientId, Session] = {}
         self.counters = Counters()
         self.rows = Rows(table, settings.partitions, settings.rows_cached_max, clock, epoch_of)
         self._settling_until_s = clock() + settings.settling_s
         self.owned: frozenset[int] = frozenset()
         self._orders = Orders()
+        self.room = Room(settings.operations_waiting_max, self.counters)
+        self.disk_full = ""  # why no registration is taken now; empty: they are
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self.unsettled_told: dict[Session, None] = {}
@@ -114,19 +107,22 @@ class Registrar:
             self._time_ms,
             unguessable,
         )
-        self.recovery = Recovery(settings, table, member, clock)
+        self.recovery = Recovery(settings, table, member, clock, self.counters)
         self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self._settling, self.recovery.mark)
+        self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
         self.delivery = Delivery(
             settings,
             self.rows,
             self.sessions,
             self.counters,
             clock,
+            wall_clock,
             owns=self.owns,
             settling=self._settling,
             speak=self.speak,
             write=self._writer.write,
             reissue=self._reissue,
+            collect=self.collection.answer,
             settled=self.recovery.settled,
             spawn=self.spawn,
         )
@@ -178,7 +174,7 @@ class Registrar:
         if count > self._settings.operations_per_message_max:
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
-            self.spawn(self._guard(channel, message.token, partial(self.handshakes.grant, channel, message.init)))
+            self._admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, message.init))
         elif claims is None:
             self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
         else:
@@ -186,7 +182,30 @@ class Registrar:
             if session is not None and session.channel is channel and session.token == message.token:
                 self._heard(session, message)
             else:
-                self.spawn(self._guard(channel, message.token, partial(self._enter, channel, message, claims)))
+                self._admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
+
+    def _admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a client's work, or answer "overloaded" before anything of it was done."""
+        try:
+            self.room.enter(who, operations)
+        except Overloaded as error:
+            self._refuse(channel, error, token)
+        else:
+            self.spawn(self._admitted(channel, token, who, operations, work))
+
+    async def _admitted(
+        self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            await self._guard(channel, token, work)
+        finally:
+            self.room.leave(who, operations)
+
+    def relieve(self) -> None:
+        """Memory is short: drop what the table has, and what marks lead to. Nothing is lost by it, and scans bring it back."""
+        self.rows.drop_all()
+        self.recovery.shed_unfinished()
+        self.rounds.shed()
 
     def announce(self, channel: Channel, claims: Claims, token: str) -> None:
         """The client of this token is connected through this channel; speaking to it confirms that this is its owner."""
@@ -255,6 +274,7 @@ class Registrar:
             else:
                 self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         channel.session = session
+        session.since_s = known.since_s if known is not None and known.token == session.token else self._clock()
         self.sessions[session.client] = session
         self.take_in(session, row)
         return session
@@ -264,14 +284,19 @@ class Registrar:
 
     def take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
+        if row.created is None and session.channel is not None:  # collected or lost under a living session
+            self.handshakes.start_anew(session.channel, session.token, core.Admission.GONE, keep=False)
+            self.leave(session)
+            return
+        reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
         session.take(row, self._clock())
         self.delivery.resume(session, row)  # what a registration yielded goes before its confirmation
-        confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row)]
-        if confirmed:
+        confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row) if not row.outdated(key)]
+        if confirmed or reset:  # after a reset the summary holds nothing any more: the client sees it and states its registrations
             self.speak(session, status=confirmed)
         pending = self.pending_again(row)
         if pending:
-            self.spawn(self.append(pending))
+            self.spawn(self.append(pending, marked=False))
         if row.seen_day < self._day():
             self.spawn(self._write_seen(session.client))
 
@@ -291,7 +316,7 @@ class Registrar:
         if now_s - session.read_s >= session.settings.heartbeat_s:
             self.spawn(self.reread(session))
         if message.register or message.unregister or message.sync is not None:
-            self.spawn(self._guarded_operation(session, message))
+            self._begin_operation(session, message)
             return
         differ = message.summary is not None and message.summary != session.summary
         if differ and session.pending == 0 and now_s - session.hinted_s >= _SYNC_HINT_S:
@@ -301,10 +326,24 @@ class Registrar:
         elif not message.acks:
             self.speak(session)
 
-    async def _guarded_operation(self, session: Session, message: ClientMessage) -> None:
+    def _begin_operation(self, session: Session, message: ClientMessage) -> None:
         channel = session.channel
-        if channel is not None:
-            await self._guard(channel, session.token, partial(self._operate, session, message))
+        if channel is None:
+            return
+        if self.recovery.is_behind(session.partition):
+            self.counters.overloaded += 1
+            self._refuse(channel, Overloaded("Too many registrations are unfinished."), session.token)
+            return
+        done: ClientMessage | None = message
+        if self.disk_full:
+            done, refusal = sift(message, self.disk_full)
+            if refusal:
+                self.counters.disk_full += 1
+                self.speak(session, **refusal)
+        if done is not None:
+            objects = 0 if done.sync is None else len(done.sync.objects or ())
+            operations = max(1, len(done.register) + len(done.unregister) + objects)
+            self._admit(channel, session.token, session.client, operations, partial(self._operate, session, done))
 
     async def _operate(self, asking: Session, message: ClientMessage) -> None:
         async with self._orders.turn(asking.client):
@@ -314,6 +353,10 @@ class Registrar:
             row = await self.rows.get(session.client, fresh=self._settling())
             if row.created is None:
                 self.spawn(self.reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
+                return
+            if session.is_outranked(row, self._clock()) and session.channel is not None:
+                self.handshakes.start_anew(session.channel, session.token, core.Admission.SUPERSEDED, keep=True)
+                self.leave(session)
                 return
             limit = self._settings.registrations_per_client_max
             if message.register or message.unregister:
@@ -352,11 +395,11 @@ class Registrar:
         if decision.statuses or decision.sync_request is not None or not decision.events:
             self.speak(session, status=decision.statuses, sync_request=decision.sync_request)
 
-    async def append(self, events: list[Registration]) -> None:
-        """Tell the Matcher, through the feed. What cannot be appended now stays pending, and is repeated."""
+    async def append(self, events: list[Registration], marked: bool = True) -> None:
+        """Tell the Matcher, through the feed. What cannot be appended now stays pending, and is repeated. `marked`: just now, by us."""
         if not events:
             return
-        self.recovery.appended(events)
+        self.recovery.appended(events, marked)
         entries = [Entry(event.object, encode_registration(event)) for event in events]
         try:
             await self._feed.append(REGISTRATIONS, entries)
@@ -412,13 +455,8 @@ class Registrar:
         self._rereading.add(session)
         try:
             row = await self.rows.get(session.client, fresh=True)
-            if self.sessions.get(session.client) is not session:
-                return
-            if row.created is None and session.channel is not None:
-                self.handshakes.start_anew(session.channel, session.token, core.Admission.GONE, keep=False)
-                self.leave(session)
-                return
-            self.take_in(session, row)
+            if self.sessions.get(session.client) is session:
+                self.take_in(session, row)
         except Unavailable as error:
             log.warning("a client's row cannot be read now: %s", error)
         finally:
@@ -450,9 +488,3 @@ class Registrar:
 
     def _time_ms(self) -> int:
         return int(self._wall_clock() * 1000)
-
-
-def unverified(channel: Channel, token: str, error: TokenInvalid, time_ms: int) -> None:
-    """Answer a message whose token is not one of this service: start anew."""
-    refusal = StartAnew(code=error.code, keep=False, message=str(error))
-    channel.send(encode(ServerMessage(token=token[:512], time_ms=time_ms, start_anew=refusal)))

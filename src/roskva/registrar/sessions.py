@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
-from roskva.model import ClientId, ObjectKey
+from roskva.model import ClientId, ObjectKey, session_of
 from roskva.protocol.messages import Notify, Summary
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
@@ -22,6 +22,7 @@ from roskva.registrar.row import ClientRow
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
 _LATE_S: Final = 0.005  # the event loop is always a little late
 _WAITS_MAX: Final = 4
+OUTRANKED_S_MAX: Final = 3_600.0  # far below the days for which closed cells are kept
 NOT_STORED: Final = 0
 MAYBE_STORED: Final = 1  # a write is on its way or failed: an acknowledgement must be written too
 STORED: Final = 2
@@ -115,6 +116,8 @@ class Session:
         "application",
         "channel",
         "client",
+        "epoch",
+        "granted_s",
         "heard_s",
         "hinted_s",
         "more",
@@ -127,6 +130,7 @@ class Session:
         "read_s",
         "sent_s",
         "settings",
+        "since_s",
         "summary",
         "token",
         "told_unsettled",
@@ -143,8 +147,11 @@ class Session:
         self.number = number
         self.channel: Channel | None = channel
         self.heard_s = self.sent_s = self.read_s = 0.0
+        self.since_s = 0.0  # when it came online here
+        self.granted_s = 0.0  # when a look at the row last showed that no later session was granted
         self.hinted_s = -1e9  # when a sync was last asked for
         self.summary: Summary | None = None
+        self.epoch = -1  # of the row that was last taken in
         self.pending = 0
         self.told_unsettled = 0
         self.answer_ms = 0.0  # how long this client usually takes to acknowledge
@@ -164,6 +171,19 @@ class Session:
             self.summary = summary
         self.pending = row.pending_count
         self.read_s = now_s
+        if session_of(row.seqno) == self.number:
+            self.operations.used = row.seqno
+            self.granted_s = now_s
+
+    def go_on_from(self, known: Session) -> None:
+        """Admitted beside a later grant that nobody uses, because of this one. What the row showed then, it does not show any more."""
+        self.granted_s = known.granted_s
+        if known.number == self.number:
+            self.operations.used = known.operations.used
+
+    def is_outranked(self, row: ClientRow, now_s: float) -> bool:
+        """Whether a later session was granted, too long ago. Nobody uses it, but sweeps forget cells as if none before it lived."""
+        return session_of(row.seqno) > self.number and now_s - self.granted_s > OUTRANKED_S_MAX
 
     def rest(self) -> None:
         """Silent for a while: give back what only a busy session needs, some 700 bytes. Old numbers of operations are no longer late."""
@@ -216,11 +236,16 @@ class Counters:
     stored: int = 0
     void: int = 0
     reissued: int = 0
+    collected: int = 0  # clients, when a sweep proposed it
     pending_repeated: int = 0
     superseded: int = 0
     started_anew: int = 0
     failed_writes: int = 0
     sync_requests: int = 0
+    shed: int = 0  # registrations on their way and marked clients that were dropped from memory: a scan finds them again
+    scanned: int = 0  # clients that such scans looked at
+    disk_full: int = 0  # messages whose registrations were refused near a full disk
+    overloaded: int = 0  # messages that were refused with this answer
 
     def items(self) -> list[tuple[str, int]]:
         return [(one.name, getattr(self, one.name)) for one in fields(self)]

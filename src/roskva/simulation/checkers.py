@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from roskva.client.actions import Notification
 from roskva.matcher.cells import object_row, read_copies
+from roskva.matcher.scratch import SCRATCH
 from roskva.model import name_of, object_key
 from roskva.registrar.cells import client_row
 from roskva.registrar.row import ClientRow, Waiting
@@ -203,13 +204,16 @@ class TwinsTold(Checker):
 
 
 class WorkDone(Checker):
-    """Everything that was published is accepted, and the pipeline has matched all there is."""
+    """Everything that was published is accepted, and the pipeline has matched all there is, and brought home what it had put aside."""
 
     def reason(self, world: World) -> str | None:
         if world.backend.busy:
             return "a backend is still publishing"
         lag = world.lag()
-        return f"{lag} records of the feed are not matched" if lag else None
+        if lag:
+            return f"{lag} records of the feed are not matched"
+        aside = sum(len(cells) for row, cells in world.stores.rows.items() if row.table == SCRATCH)
+        return f"{aside} cells are in scratch" if aside else None
 
 
 class QueuesBounded(Checker):

@@ -29,7 +29,7 @@ from roskva.protocol.messages import (
 )
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
-from roskva.registrar.cells import WAITING, Created
+from roskva.registrar.cells import Created, is_waiting
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED
 from roskva.simulation.exhaustive_client import CONFIG, OBJECT
@@ -223,7 +223,7 @@ class Desk(Rows):
             return Call(told, None, tell, version)
         entry = self._entry(visit, told.seqno, version)
         cell = row.unknown(OBJECT) if version is None else row.logged(OBJECT, entry.seqno)
-        if cell is not None and cell.value == WAITING:
+        if cell is not None and is_waiting(cell):
             complete = cell.timestamp == entry.seqno if version is None else cell.timestamp >= version
             entry.stored = STORED if complete else max(entry.stored, MAYBE_STORED) if version is not None else entry.stored
         raised = version is not None and entry.version is not None and version > entry.version

@@ -16,14 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from roskva.feed.interface import Position
+from roskva.matcher.scratch import SCRATCH
+from roskva.pipeline.breaker import Breaker
 from roskva.pipeline.events import Origin
 from roskva.pipeline.fanout import FanOut
 from roskva.pipeline.matching import Task
 from roskva.pipeline.offsets import FAN_OUT, MATCHING, STREAMS, Place, Range, Stream, advance, plan, share_out
 from roskva.pipeline.patience import persist
 from roskva.pipeline.propagation import Links
-from roskva.pipeline.repair import Lost, Repair, lost_in
+from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair
 from roskva.pipeline.surroundings import Surroundings
+from roskva.pipeline.sweeps.frame import Progress, Request
+from roskva.pipeline.sweeps.scratched import ScratchSweep
 from roskva.simulation.fibers import Fiber, block
 from roskva.simulation.network import FiberSocket
 from roskva.simulation.processes import Process
@@ -62,12 +66,14 @@ class Workers:
         chance = world.chance_for(f"workers of {process.name}, {slot}")  # no two of them give marks the same name
         self.around = Surroundings(
             clock=process.clock,
+            wall_clock=process.wall_clock,
             sleep=lambda seconds: block(asyncio.sleep(seconds)),
             spawn=lambda name, work: block(_spawned(process, work)),
             unique=chance.randbytes,
             dial=lambda address, timeout: FiberSocket.dial(world.network, process, address, timeout),
         )
         self.links = Links(self.settings, self.table, world.internal_key, self.around)
+        self.breaker = Breaker(process.clock)
 
 
 async def _spawned(process: Process, work: Callable[[], None]) -> None:
@@ -95,6 +101,7 @@ class SimulatedDriver:
         for stream in STREAMS:
             self.process.spawn(self._query(stream))
         self.process.spawn(self._repairs())
+        self.process.spawn(self._scratch())
 
     def kill(self, orphans_for_s: float = 0.0) -> None:
         self.process.kill()
@@ -153,17 +160,27 @@ class SimulatedDriver:
             await self.process.breathe()
             lost = [one for one in lost_in(stores.incarnations) if one not in repaired]
             if lost:
-                await self._pass_over_rows({one.address.partition for one in lost})
+                await self._pass_over_rows(partitions_to_repair(lost, self.world.knobs.partitions))
                 repaired.update(dict.fromkeys(lost, self.world.loop.time()))
             for one, since_s in list(repaired.items()):
                 if self.world.loop.time() - since_s > _RETRY_HORIZON_S * pace:
                     stores.mark_complete(one.address, one.incarnation)
                     del repaired[one]
 
-    async def _pass_over_rows(self, lost: set[int]) -> None:
+    async def _pass_over_rows(self, lost: frozenset[int]) -> None:
         repair = Repair(self._connected("repair", 0))  # type: ignore[arg-type]
         for partition in range(self.world.knobs.partitions):
             await self._all_done([self.workers.spawn(Fiber(partial(repair.run, partition, lost)).run())])
+
+    async def _scratch(self) -> None:
+        """As the real driver's schedule: while anything was put aside, one sweep after the other tries to bring it home."""
+        while True:
+            await asyncio.sleep(self.world.settings.scratch_every_s)
+            await self.process.breathe()
+            if any(row.table == SCRATCH and cells for row, cells in self.world.stores.rows.items()):
+                sweep = ScratchSweep(self._connected("scratch", 0), Request("scratch", 0), Progress())  # type: ignore[arg-type]
+                for partition in range(self.world.knobs.partitions):
+                    await self._all_done([self.workers.spawn(Fiber(partial(sweep.run, partition)).run())])
 
     def _forget_old(self, log: Checkpoint, number: int) -> None:
         for old in [one for one in log.ends if one < number - 20]:

@@ -439,6 +439,7 @@ def _settings(knobs: Knobs) -> Settings:
         mark_bucket_s=4.0 * pace,
         mark_retention_s=40.0 * pace,
         scan_s=15.0 * pace,
+        scratch_every_s=10.0 * pace,
     )
 
 

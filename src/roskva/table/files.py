@@ -9,6 +9,7 @@ transaction is open while anything else is waited for. Must not import asyncio o
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -20,7 +21,10 @@ from typing import Final, TypeVar
 
 from roskva.durable import sync_directory
 from roskva.errors import PartitionLost, PartitionUnavailable
+from roskva.table.damage import damage_of_log, release, watch
 from roskva.table.manifest import Address, Manifest, PartitionRecord, inherited
+
+log = logging.getLogger(__name__)
 
 BUSY_S: Final = 0.2  # a partition that is busy for so long, without anybody's progress, is unavailable
 BUSY_MAX_S: Final = 2.0  # the same if others do make progress, but we never get our turn
@@ -30,11 +34,34 @@ CHECK_S: Final = 1.0  # how old the check of path, inode and incarnation may be 
 # Per connection; SQLite's own 2,000 would be a good part of a gateway's memory. The kernel has the other pages at hand.
 PAGES_KEPT_KIB: Final = 256
 
-_META: Final = "CREATE TABLE meta (deployment TEXT NOT NULL, incarnation INTEGER NOT NULL, created_ms INTEGER NOT NULL);"
+LOST_FOLDER: Final = "lost"  # where the last lost file of each partition is kept, for whoever wants to look at it
+
+_META: Final = (
+    "CREATE TABLE meta (deployment TEXT NOT NULL, address TEXT NOT NULL, incarnation INTEGER NOT NULL, created_ms INTEGER NOT NULL);"
+)
 _UNFINISHED: Final = ".new-"  # in the names of files that a process is making
+
+# What a loss means for those who use the service, by kind and name of what is lost.
+_TOLD_UNKNOWN: Final = 'whoever is registered for its objects is told "unknown" and fetches them'
+_MEANING: Final = {
+    ("table", "registrar"): "its clients start anew and register again, by themselves",
+    ("table", "matcher"): _TOLD_UNKNOWN,
+    ("table", "scratch"): 'every registration is made anew, and everyone is told "unknown"',
+    ("table", "marks"): "unfinished work of its clients is found when their rows are next read",
+    ("table", "members"): "the gateways enter themselves again",
+    ("feed", "updates"): _TOLD_UNKNOWN,
+    ("feed", "fan-outs"): _TOLD_UNKNOWN,
+    ("feed", "registrations"): "registrations on their way are sent again",
+    ("feed", "dead-letters"): "the dead letters in it are gone",
+    ("subscriptions", "subscriptions"): "nothing is trimmed from the feed until its readers are back",
+}
 
 T = TypeVar("T")
 Identity = tuple[int, int, int, int]  # device, and the inodes of the file, its -wal and its -shm
+
+
+class Damaged(sqlite3.DatabaseError):
+    """The file holds what cannot be: as bad as a page that SQLite cannot read."""
 
 
 class _Handle:
@@ -203,7 +230,14 @@ class PartitionFile:
     def _lost(self, seen_incarnation: int, why: str) -> PartitionLost:
         """Record the loss, unless someone has; the next call opens the successor."""
         self.close()
-        self._manifest.record_lost(*self.address, seen_incarnation)
+        if self._manifest.record_lost(*self.address, seen_incarnation):
+            log.error(
+                "%s %s: it is recorded as lost and begins anew; %s. If the file is still there, it is kept in %s until the next loss.",
+                self.address,
+                why,
+                _MEANING.get(self.address[:2], "what it held is repaired"),
+                self._directory / LOST_FOLDER,
+            )
         return PartitionLost(f"{self.address} {why}: it begins anew, and what it held is repaired.", str(self.address))
 
     def _path_of(self, record: PartitionRecord) -> Path:
@@ -228,22 +262,28 @@ class PartitionFile:
         if before is None or _log_was_deleted(path):
             raise self._lost(record.incarnation, "was deleted")
         connection: sqlite3.Connection | None = None
+        index = watch(path)
         try:
             uri = f"{Path(path).absolute().as_uri()}?mode=rw"
             connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA cell_size_check=ON")  # of every page that is read, whether it can be one
             connection.execute("PRAGMA journal_size_limit=67108864")
             connection.execute(f"PRAGMA cache_size=-{PAGES_KEPT_KIB}")
-            meta = connection.execute("SELECT deployment, incarnation FROM meta").fetchall()
-        except sqlite3.Error as error:
-            if connection is not None:
-                connection.close()
+            meta = connection.execute("SELECT deployment, address, incarnation FROM meta").fetchall()
+            damage = damage_of_log(path, index)
+            if damage:
+                raise Damaged(damage)
+        except BaseException as error:
+            _close_connection(connection, path)
+            if not isinstance(error, sqlite3.Error):
+                raise
             if _means_lost(error) or _inode(path) != before:
                 raise self._lost(record.incarnation, f"is damaged ({error})") from error
             raise PartitionUnavailable(f"{self.address} cannot be opened: {error}.", str(self.address)) from error
         found = _look(path)
-        if meta != [(deployment, record.incarnation)] or found is None or found[0][1] != before:
-            connection.close()
+        if meta != [(deployment, str(self.address), record.incarnation)] or found is None or found[0][1] != before:
+            _close_connection(connection, path)
             raise self._lost(record.incarnation, "was replaced")
         connection.execute("PRAGMA busy_timeout=0")  # from here on we wait ourselves, see RETRY_S
         return _Handle(connection, path, record.incarnation, found[0], found[1], generation)
@@ -258,8 +298,8 @@ class PartitionFile:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
                 connection.executescript(f"BEGIN; {_META} {self._tables} COMMIT;")
-                meta = (deployment, record.incarnation, time.time_ns() // 1_000_000)
-                connection.execute("INSERT INTO meta VALUES (?, ?, ?)", meta)
+                meta = (deployment, str(self.address), record.incarnation, time.time_ns() // 1_000_000)
+                connection.execute("INSERT INTO meta VALUES (?, ?, ?, ?)", meta)
             finally:
                 connection.close()
             self._manifest.create(self.address, record.incarnation, lambda: self._place(fresh, path))
@@ -277,7 +317,7 @@ class PartitionFile:
                 (self._directory / name).unlink(missing_ok=True)
         earlier = [name for name in names if _UNFINISHED not in name]
         if earlier:
-            aside = self._directory / "lost"
+            aside = self._directory / LOST_FOLDER
             aside.mkdir(exist_ok=True)
             for name in os.listdir(aside):
                 if name.startswith(prefix):
@@ -335,16 +375,26 @@ def _once_more(read: Callable[[], T]) -> T:
 
 
 def _close(handle: _Handle) -> None:
-    with suppress(sqlite3.Error):
-        handle.connection.close()
+    _close_connection(handle.connection, handle.path)
+
+
+def _close_connection(connection: sqlite3.Connection | None, path: str) -> None:
+    try:
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+    finally:
+        release(path)
 
 
 def _means_lost(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", 0)
     return (
-        code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        isinstance(error, Damaged)
+        or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
         or code in (sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_READONLY_DBMOVED)
-        or "no such table" in str(error)  # our own statements are fixed: the file was emptied
+        # Our own statements and texts are fixed: the file was emptied, overwritten, or made by another version of Roskva.
+        or any(sign in str(error) for sign in ("no such table", "no such column", "Could not decode to UTF-8"))
     )
 
 

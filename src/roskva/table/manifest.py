@@ -10,6 +10,7 @@ Must not import an engine, asyncio or Spark.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -24,9 +25,11 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from roskva.durable import sync_directory
-from roskva.errors import InvalidSetting, PartitionUnavailable
+from roskva.errors import DataOutdated, InvalidSetting, PartitionUnavailable
 
-SCHEMA: Final = 1
+log = logging.getLogger(__name__)
+
+SCHEMA: Final = 2  # of the data directory as a whole: manifest, partition files, cells. There is no migration: `roskva drop all`
 COMPLETE: Final = "complete"
 LOST: Final = "lost"  # recorded, not yet created again
 RECOVERING: Final = "recovering"  # created again; what is absent from it may have existed
@@ -73,6 +76,10 @@ class Snapshot:
     partitions: int
     records: Mapping[Address, PartitionRecord]
     epochs: Mapping[str, int]
+
+
+class _Garbled(sqlite3.DatabaseError):
+    """A manifest that SQLite can read, and that says what cannot be."""
 
 
 class Manifest:
@@ -198,6 +205,24 @@ class Manifest:
 
         return self._change(rise)
 
+    @staticmethod
+    def set_outdated_aside(path: Path) -> None:
+        """Move a manifest of an older schema out of the way, for whoever drops all. What is opened next begins anew.
+
+        Its partitions' files must still lie there: by them the next one knows that clients may hold what it has not heard of.
+        """
+        with open(path.with_name(path.name + ".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+                try:
+                    outdated = _schema(connection) < SCHEMA
+                finally:
+                    connection.close()
+                if outdated:
+                    os.replace(path, path.with_name(path.name + ".outdated"))
+                    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
     def close(self) -> None:
         if self._pid != os.getpid():
             return
@@ -291,11 +316,17 @@ class Manifest:
         raise PartitionUnavailable(f"The manifest {self.path.name} is being replaced over and over.", "manifest")
 
     def _check_facts(self, connection: sqlite3.Connection) -> None:
-        facts = dict(connection.execute("SELECT name, value FROM facts"))
+        if connection.execute("PRAGMA quick_check").fetchone() != ("ok",):  # it has a few pages: this takes a tenth of a millisecond
+            raise _Garbled("its pages do not fit together")
+        schema = _schema(connection)
+        if schema != SCHEMA:
+            connection.close()
+            if schema < SCHEMA:
+                raise DataOutdated(self.path.parent)
+            raise InvalidSetting(f"The data directory {self.path.parent} was made by a later version of Roskva.")
+        facts, _, _ = _contents(connection)
         problem = ""
-        if int(facts["schema"]) > SCHEMA:
-            problem = f"The data directory {self.path.parent} was made by a later version of Roskva."
-        elif int(facts["partitions"]) != self.partitions:
+        if int(facts["partitions"]) != self.partitions:
             problem = f"The data directory {self.path.parent} has {facts['partitions']} partitions, the settings say {self.partitions}:"
             problem += " their number is fixed when the data directory is created."
         elif facts["data_center"] != self.data_center:
@@ -308,12 +339,7 @@ class Manifest:
     def _load(self, connection: sqlite3.Connection) -> Snapshot:
         connection.execute("BEGIN")
         try:
-            facts = dict(connection.execute("SELECT name, value FROM facts"))
-            records = {
-                Address(kind, name, partition): PartitionRecord(incarnation, state, bool(created))
-                for kind, name, partition, incarnation, state, created in connection.execute("SELECT * FROM partitions")
-            }
-            epochs = dict(connection.execute("SELECT application, epoch FROM epochs"))
+            facts, records, epochs = _contents(connection)
         finally:
             connection.execute("COMMIT")
         found = MappingProxyType(records), MappingProxyType(epochs)
@@ -355,7 +381,8 @@ class Manifest:
                 connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)
                 try:
                     if connection.execute("PRAGMA quick_check").fetchone() == ("ok",):
-                        connection.execute("SELECT * FROM facts, partitions, epochs LIMIT 1").fetchall()
+                        if _schema(connection) == SCHEMA:
+                            _contents(connection)
                         return
                 finally:
                     connection.close()
@@ -363,9 +390,45 @@ class Manifest:
                 if not _unreadable(error):
                     return
             self._known_before = True
+            aside = self.path.with_name(self.path.name + ".unreadable")
             with suppress(FileNotFoundError):
-                os.replace(self.path, self.path.with_name(self.path.name + ".unreadable"))
+                os.replace(self.path, aside)
+                log.error(
+                    "The manifest %s cannot be read: everything begins anew. Clients register again by themselves and are told"
+                    ' "unknown". It is kept as %s until the next one.',
+                    self.path,
+                    aside.name,
+                )
             self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+    """Read by itself: of another schema, nobody knows what the rest looks like."""
+    found = connection.execute("SELECT value FROM facts WHERE name = 'schema'").fetchone()
+    try:
+        return int(found[0])
+    except (TypeError, ValueError):
+        raise _Garbled("it does not say of which schema it is") from None
+
+
+def _contents(connection: sqlite3.Connection) -> tuple[dict[str, str], dict[Address, PartitionRecord], dict[str, int]]:
+    """All that a manifest says: facts, partitions, epochs."""
+    try:
+        facts = {str(name): str(value) for name, value in connection.execute("SELECT name, value FROM facts")}
+        records = {
+            Address(kind, name, int(partition)): PartitionRecord(int(incarnation), state, bool(created))
+            for kind, name, partition, incarnation, state, created in connection.execute("SELECT * FROM partitions")
+        }
+        epochs = {str(name): int(epoch) for name, epoch in connection.execute("SELECT application, epoch FROM epochs")}
+        numbers = [int(facts[name]) for name in ("schema", "partitions", "first_incarnation")]
+    except (ValueError, TypeError) as error:
+        raise _Garbled(f"it holds what cannot be: {error}") from None
+    except KeyError as error:
+        raise _Garbled(f"it lacks the fact {error}") from None
+    states = {record.state for record in records.values()} | {facts.get("first_state", "")}
+    if not states <= {COMPLETE, LOST, RECOVERING} or min(numbers) < 0 or not facts.get("deployment") or "data_center" not in facts:
+        raise _Garbled("it holds what cannot be")
+    return facts, records, epochs
 
 
 def _now_ms() -> int:
@@ -382,7 +445,11 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
 
 def _unreadable(error: sqlite3.DatabaseError) -> bool:
     code = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "no such table" in str(error)
+    return (
+        isinstance(error, _Garbled)
+        or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        or any(sign in str(error) for sign in ("no such table", "no such column", "Could not decode to UTF-8"))
+    )
 
 
 def _newest_incarnation(directory: Path) -> int | None:

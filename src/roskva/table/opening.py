@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
+from typing import Final, cast
 
 from roskva.config import Settings
 from roskva.table.manifest import Manifest
@@ -12,6 +14,7 @@ from roskva.table.sqlite import SqliteTable
 _opening = threading.Lock()
 _manifests: dict[tuple[str, int, str], Manifest] = {}
 _tables: dict[tuple[str, int, str], SqliteTable] = {}
+_FAULTS: Final = "ROSKVA_TEST_FAULTS"  # for tests: a file that says what shall fail (faults.py)
 
 
 def _reset_lock() -> None:
@@ -40,8 +43,17 @@ def open_table(settings: Settings) -> SqliteTable:
         with _opening:
             table = _tables.get(deployment)
             if table is None:
-                table = _tables[deployment] = SqliteTable(settings.data, _manifest(settings))
+                table = _tables[deployment] = _engine(settings)
     return table
+
+
+def _engine(settings: Settings) -> SqliteTable:
+    table = SqliteTable(settings.data, _manifest(settings))
+    if _FAULTS not in os.environ:
+        return table
+    from roskva.table.faults import FaultyTable
+
+    return cast("SqliteTable", FaultyTable(table, Path(os.environ[_FAULTS])))  # whatever it does not refuse, the engine does
 
 
 def _manifest(settings: Settings) -> Manifest:

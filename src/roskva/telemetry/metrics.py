@@ -73,6 +73,8 @@ class Metrics:
     """All numbers of one gateway. Add to them directly: `metrics.notifications_sent += 1`."""
 
     publish_requests: int = _counter("roskva_publish_requests", "Publish requests.")
+    publishes_overloaded: int = _counter("roskva_publishes_overloaded", "Publish requests that were refused before they were read.")
+    publishes_disk_full: int = _counter("roskva_publishes_disk_full", "Publish requests that were refused near a full disk.")
     updates_accepted: int = _update("accepted")  # valid, on the way to the feed
     updates_appended: int = _update("appended")  # durable in the feed
     updates_refused: int = _update("refused")  # invalid

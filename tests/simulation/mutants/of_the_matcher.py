@@ -150,8 +150,16 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
     mutant(
         "rows that cannot be written are given up",
         "pipeline.matching",
-        "            waiting = unavailable\n",
+        "            waiting = tried.failed\n",
         "            waiting = []\n",
+        needs=("refuse partition",),
+    ),
+    mutant(
+        "what was put aside is brought into its row, and nobody is told",
+        "pipeline.sweeps.scratched",
+        "        self._connected.feed.append(UPDATES, [as_entry(one) for one in homeless])\n",
+        "",
+        14,
         needs=("refuse partition",),
     ),
     mutant(

@@ -139,4 +139,10 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "        if row.created is None:  # collected or lost: whatever came of it would be void\n",
         "        if False:\n",
     ),
+    mutant(
+        "what says since when it waits counts as acknowledged",
+        "registrar.cells",
+        "    return cell.value is not None and cell.value[:1] == WAITING\n",
+        "    return cell.value == WAITING\n",
+    ),
 )
