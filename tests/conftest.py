@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from roskva.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
 from roskva.errors import RoskvaError
+from roskva.feed import opening as feeds
 from roskva.pipeline.session import find_java_home
+from roskva.table import opening as tables
 
 KEPT = "ROSKVA_CI_RUN"
 
@@ -28,3 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # The first Java in the path may be one that Spark does not run on. Without any, the tests that need it say so themselves.
     with suppress(RoskvaError):
         os.environ["JAVA_HOME"] = str(find_java_home())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """A process opens a data directory once, and keeps it open. In a test run of thousands, each with its own, nobody would close them."""
+    result = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if folder is not None:
+        opened: list[dict[Any, Any]] = [feeds._feeds, tables._tables, tables._manifests]
+        for engines in opened:
+            for deployment in [deployment for deployment in engines if deployment[0].startswith(str(folder))]:
+                engines.pop(deployment).close()
+    return result

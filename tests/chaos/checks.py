@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roskva.client.actions import Notification
-from roskva.simulation.backends import Truth
+from roskva.simulation.backends import State, Truth
 from roskva.simulation.checkers import Checker, LatestLearned, NoRegress, OnlyPublished, UnregisteredSilence
 
 
@@ -20,16 +20,32 @@ class LoggedApplication:
         self.device = device
         self.running = True
         self.wishes: dict[bytes, None] = {}
-        self.store: dict[bytes, int] = {}
-        self.shown: dict[bytes, int] = {}
+        self.store: dict[bytes, int] = {}  # by serial
+        self.shown: dict[bytes, tuple[int, int]] = {}
 
     def missing(self, name: bytes) -> list[int]:
-        return [version for version in sorted(self.world.truth[name].acknowledged) if version > self.store.get(name, -1)]
+        return [serial for serial in sorted(self.world.truth[name].acknowledged) if serial > self.store.get(name, -1)]
+
+
+class LoggedStores:
+    epochs_lost = False
+
+
+class LoggedHistory:
+    """As much of a history as the checkers ask for: nothing is ever reset."""
+
+    def __init__(self, truth: dict[bytes, Truth]) -> None:
+        self._truth = truth
+
+    def serial_of(self, name: bytes, epoch: int, version: int) -> int | None:
+        return self._truth[name].serials.get(State(0, version))
 
 
 class LoggedWorld:
     def __init__(self, names: Iterable[str]) -> None:
         self.truth = {name.encode(): Truth() for name in names}
+        self.history = LoggedHistory(self.truth)
+        self.stores = LoggedStores()
         self.checkers: tuple[Checker, ...] = (NoRegress(), OnlyPublished(), UnregisteredSilence(), LatestLearned())
         self._applications: dict[str, LoggedApplication] = {}
 
@@ -47,9 +63,9 @@ class LoggedWorld:
         if event["who"] == "backend":
             truth = self.truth[name]
             if event["what"] == "published":
-                truth.versions.append(event["version"])
+                truth.change(0, event["version"])
             else:
-                truth.acknowledged.add(event["version"])
+                truth.acknowledge(truth.serials[State(0, event["version"])])
             return
         application = self._applications.setdefault(event["who"], LoggedApplication(self, event["who"]))
         if event["what"] == "starts":
@@ -65,7 +81,8 @@ class LoggedWorld:
         for checker in self.checkers:
             checker.notified(application, Notification(name, event["version"]))
         learned = event["fetched"] if event["version"] is None else event["version"]
-        application.store[name] = max(application.store.get(name, -1), learned)
+        serials = (serial for state, serial in self.truth[name].serials.items() if state.version <= learned)
+        application.store[name] = max(application.store.get(name, -1), *serials, -1)
 
     def reasons(self) -> list[str]:
         world: Any = self

@@ -69,7 +69,7 @@ class TableContract:
         assert [found[row][b"x"].timestamp for row in rows] == list(range(len(rows)))
 
     @given(cells=st.lists(CELLS, min_size=1, max_size=6), cuts=st.sets(st.integers(1, 5)))
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
     def test_the_winner_does_not_depend_on_the_order_of_arrival(self, engine: Table, cells: list[Cell], cuts: set[int]) -> None:
         """Trap 29: two values at one timestamp must have the same winner in every engine."""
         winner = cells[0]
