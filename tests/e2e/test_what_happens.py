@@ -162,15 +162,15 @@ async def test_a_collected_client_starts_anew_and_is_told_unknown(service: Servi
         await until(again.has(name, 9), "the next version")
 
 
-async def test_a_gateway_hangs_and_everyone_is_told_when_it_is_back(own_service: Service) -> None:
+async def test_a_gateway_hangs_and_everyone_is_told_when_it_is_back(service: Service) -> None:
     """Stopped for some seconds only: the pipeline writes in its stead, and its clients are still connected when it goes on."""
     names = fresh_names(5)
-    listener = Listener(own_service.url)
-    async with listener.client, roskva.Publisher(own_service.url, application="demo", retry_for_s=120) as publisher:
+    listener = Listener(service.url)
+    async with listener.client, roskva.Publisher(service.url, application="demo", retry_for_s=120) as publisher:
         for name in names:
             await listener.client.register(name)
         await listener.client.synced(WAIT_S)
-        gateway = own_service.child("gateway")
+        gateway = service.child("gateway")
         assert gateway is not None
         publishing = [asyncio.create_task(publisher.publish(name, 1)) for name in names]
         os.kill(gateway, signal.SIGSTOP)

@@ -125,15 +125,22 @@ def test_the_usual_forms_are_taken_out_by_spark_alone(spark: SparkSession, monke
 
     monkeypatch.setattr("roskva.pipeline.events.extract", never)
     values = [
-        ("demo 5 again", b'{"object":"a","version":7,"source":"d","epoch":17,"again":false}'),  # its own words do not count
+        ("demo 5", b'{"object":"a","version":7,"source":"d","epoch":17,"again":true}'),  # its own words do not count
         ("shop", b'{"doc":{"id":8,"rev":"9"}}'),
     ]
     forms = {name: form_of(application) for name, application in APPLICATIONS.items()}
     events = read_events(through_spark(spark, values), forms, lambda _: 3)
     assert [update for update, _ in events.updates] == [
-        Update(object_key("demo", 5, b"a"), 7, "d", again=True),
+        Update(object_key("demo", 5, b"a"), 7, "d"),
         Update(object_key("shop", 3, b"8"), 9, ""),
     ]
+
+
+def test_what_a_sweep_brought_back_is_read_in_the_standard_form(spark: SparkSession) -> None:
+    values = [("shop 5 again 12 1", b'{"object":"a","version":7}')]
+    forms = {name: form_of(application) for name, application in APPLICATIONS.items()}
+    events = read_events(through_spark(spark, values), forms, lambda _: 3)
+    assert [update for update, _ in events.updates] == [Update(object_key("shop", 5, b"a"), 7, "", again=True)]
 
 
 def test_one_application_needs_no_branches(spark: SparkSession) -> None:
