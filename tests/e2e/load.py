@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import roskva
 
@@ -56,3 +58,23 @@ class Follower:
     def behind(self) -> dict[str, tuple[int, int]]:
         latest = self.backend.acknowledged
         return {name: (have, latest[name]) for name, have in self.learned.items() if have < latest[name]}
+
+
+class Listener:
+    """A client that keeps all that it was told, in order; None is unknown."""
+
+    def __init__(self, url: str, state: Path | None = None) -> None:
+        self.told: list[tuple[str, int | None]] = []
+        self.client = roskva.Client(
+            url,
+            application="demo",
+            state=state,
+            on_notify=lambda told: self.told.append((told.object, told.version)),
+            on_unknown=lambda told: self.told.append((told.object, None)),
+        )
+
+    def has(self, name: str, version: int) -> Callable[[], bool]:
+        return self.has_all([name], version)
+
+    def has_all(self, names: list[str], version: int) -> Callable[[], bool]:
+        return lambda: all((name, version) in self.told for name in names)

@@ -1,8 +1,12 @@
-"""A partition of the Matcher's table fails under a running service, with load: everyone else is served, and in the end all are informed."""
+"""A partition of a table fails under a running service, with load: everyone else is served, and in the end all are informed.
+
+The gateway has hardly any memory for what is in progress: whatever it drops, it must find again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +18,7 @@ import roskva
 from roskva.model import object_key, partition_of
 from tests.table.test_faults import write_rules
 
-from .load import OBJECTS, Backend, Follower
+from .load import OBJECTS, Backend, Follower, Listener
 from .service import Service
 
 FAILING = 1
@@ -24,15 +28,18 @@ INFORMED_S = 60.0
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def faults(tmp_path: Path) -> Path:
-    return write_rules(tmp_path / "faults.json")
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rules(tmp_path_factory.mktemp("faults") / "faults.json")
 
 
-@pytest.fixture
-def failing_service(tmp_path: Path, faults: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setenv("ROSKVA_TEST_FAULTS", str(faults))
-    service = Service(tmp_path / "data", "--set", "scratch_every_s=2").start()
+@pytest.fixture(scope="module")
+def failing_service(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[Service]:
+    little = ("unfinished_max=20", "outstanding_max=30", "rows_cached_max=10", "scan_s=2", "scratch_every_s=2")
+    options = [word for setting in little for word in ("--set", setting)]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ROSKVA_TEST_FAULTS", str(faults))
+        service = Service(tmp_path_factory.mktemp("failing") / "data", *options).start()
     try:
         yield service
     finally:
@@ -85,3 +92,63 @@ async def test_a_partition_of_rows_that_fails_holds_up_nobody_else(failing_servi
         for task in following:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)
+
+
+async def test_clients_whose_rows_fail_hold_up_nobody_and_are_told_in_the_end(
+    failing_service: Service, faults: Path, tmp_path: Path
+) -> None:
+    names = [f"of-clients-{number}" for number in range(4)]
+    async with AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(roskva.Publisher(failing_service.url, application="demo", retry_for_s=60))
+        listeners = [Listener(failing_service.url, tmp_path / f"state-{number}") for number in range(12)]
+        for listener in listeners:
+            await stack.enter_async_context(listener.client)
+            for name in names:
+                await listener.client.register(name)
+        for listener in listeners:
+            await listener.client.synced(INFORMED_S)
+        for listener in listeners[:6]:  # for whom something must be written
+            await listener.client.close()
+        before = counted(failing_service).get("scratched", 0)
+        write_rules(faults, {"table": "registrar", "partitions": [0, 1], "operations": ["write"]})
+        for version in (1, 2):
+            await asyncio.gather(*(publisher.publish(name, version) for name in names))
+        await until(lambda: counted(failing_service).get("scratched", 0) > before, "who cannot be told is put aside")
+        await until(lambda: all(one.has_all(names, 2)() for one in listeners[6:]), "who is online is told, whether its row fails or not")
+        write_rules(faults)
+        again = [Listener(failing_service.url, tmp_path / f"state-{number}") for number in range(6)]
+        for listener in again:
+            await stack.enter_async_context(listener.client)
+            for name in names:
+                await listener.client.register(name)
+        await until(lambda: all(one.has_all(names, 2)() for one in again), "who was offline is told when it returns")
+
+
+async def test_with_hardly_any_memory_everyone_is_informed(failing_service: Service, tmp_path: Path) -> None:
+    names = [f"much-{number}" for number in range(150)]
+    async with AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(roskva.Publisher(failing_service.url, application="demo", retry_for_s=60))
+        listeners = [Listener(failing_service.url, tmp_path / f"state-{number}") for number in range(4)]
+        for listener in listeners:
+            await stack.enter_async_context(listener.client)
+            for name in names:
+                await listener.client.register(name)
+        for listener in listeners:
+            await listener.client.synced(INFORMED_S)
+        assert milestone(failing_service, "shed") > 0
+        await listeners[0].client.close()
+        await asyncio.gather(*(publisher.publish(name, 1) for name in names))
+        await until(lambda: all(one.has_all(names, 1)() for one in listeners[1:]), "who is online is told everything")
+        back = Listener(failing_service.url, tmp_path / "state-0")
+        async with back.client:
+            for name in names:
+                await back.client.register(name)
+            await until(back.has_all(names, 1), "who was offline is told everything, part by part")
+            await back.client.synced(INFORMED_S)
+
+
+def milestone(service: Service, name: str) -> float:
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    (value,) = (line.split()[-1] for line in lines if line.startswith("roskva_registrar_total{") and f'"{name}"' in line)
+    return float(value)

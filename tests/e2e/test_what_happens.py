@@ -21,6 +21,7 @@ from roskva.registrar.cells import CREATED, SEEN, client_row, read_created
 from roskva.table import open_table
 from roskva.table.interface import Mutation, Table
 
+from .load import Listener
 from .relay import Relay
 from .service import Service
 
@@ -36,28 +37,6 @@ async def until(condition: Callable[[], bool], what: str) -> None:
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"{what}: not within {WAIT_S:.0f} s") from None
-
-
-class Listener:
-    """Remembers all that it was told, in order; None is unknown."""
-
-    def __init__(self, url: str, state: Path | None = None) -> None:
-        self.told: list[tuple[str, int | None]] = []
-        self.failures: list[str] = []
-        self.client = roskva.Client(
-            url,
-            application="demo",
-            state=state,
-            on_notify=lambda told: self.told.append((told.object, told.version)),
-            on_unknown=lambda told: self.told.append((told.object, None)),
-            on_failure=lambda name, transient, code, message: self.failures.append(code),
-        )
-
-    def has(self, name: str, version: int) -> Callable[[], bool]:
-        return self.has_all([name], version)
-
-    def has_all(self, names: list[str], version: int) -> Callable[[], bool]:
-        return lambda: all((name, version) in self.told for name in names)
 
 
 def fresh_names(count: int) -> list[str]:
