@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from bench.service import APPLICATION, say
 from bench.world import SPREAD, World
 from roskva.config import Settings
+from roskva.feed.known import known_since
 from roskva.matcher.cells import registration_cell, version_cell
 from roskva.model import ClientId, ObjectKey, client_partition, object_key, partition_of, seqno_of
 from roskva.registrar.cells import REG, REGISTERED, Created, created_cell, done_cell, seen_cell, seqno_cell
@@ -92,8 +93,9 @@ def fill(data: Path, world: World, now_s: float) -> Filled:
         ((partition_of(population.key(number), settings.partitions), number) for number in range(population.objects)), settings.partitions
     )
     for partition in range(settings.partitions):
-        incarnation = table.incarnation("matcher", partition)
+        table.incarnation("matcher", partition)
         table.incarnation("registrar", partition)
+        incarnation = known_since(manifest.record, partition, settings.partitions) or 1
         paths = [table.path(name, partition) for name in ("registrar", "matcher")]
         table.close()
         ordered = sorted(clients[partition], key=lambda number: population.ids[number].encode())

@@ -214,6 +214,25 @@ def test_what_the_application_gives_back_is_shown_at_the_next_redelivery() -> No
     assert keys(bench) == [(0, 7), (0, None), (0, 7), (0, None)]
 
 
+def test_what_was_shown_before_an_acknowledged_unknown_is_acknowledged_with_it() -> None:
+    """Given back, then lost by the service, which knows an older version now: it was delivered for ever, and never acknowledged."""
+    bench = bench_with(b"a")
+    bench.notify(b"a", 7)
+    (shown,) = bench.shown()
+    bench.do(bench.core.give_back(bench.now, shown))
+    bench.notify(b"a", None, seqno=2)
+    bench.notify(b"a", 8, seqno=2)
+    _, unknown, later = bench.shown()
+    bench.do(bench.core.acknowledge(bench.now, unknown))
+    bench.said.clear()
+    bench.notify(b"a", 5, seqno=2)
+    assert acks(bench.said) == [("a", "2", "5", 0)]
+    bench.notify(b"a", 8, seqno=2)  # came after the unknown: the application has it in its hands
+    assert len(acks(bench.said)) == 1
+    bench.do(bench.core.acknowledge(bench.now, later))
+    assert acks(bench.said)[-1] == ("a", "2", "8", 0)
+
+
 def test_seqnos_of_an_earlier_session_hide_nothing_in_the_next() -> None:
     bench = bench_with(b"a")
     bench.notify(b"a", None, seqno=5)

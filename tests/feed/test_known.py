@@ -66,13 +66,15 @@ def test_what_came_before_a_loss_is_never_known_again_and_what_comes_after_it_is
         assert place.written() == place.known()
 
 
-def test_what_comes_while_scratch_is_recovered_is_not_known_afterwards() -> None:
-    """A later version of it may have been in the part that was lost, put aside before this one came."""
-    place = Partitions()
-    place.lose("table", "scratch", 1)
-    meanwhile = place.written()
-    place.complete()
-    assert place.known() != meanwhile
+def test_what_comes_while_anything_is_recovered_is_not_known_afterwards() -> None:
+    """A later version of it may have been in the part that was lost: this one may be a publisher's late repeat."""
+    for kind, name, partition in [("feed", UPDATES, 0), ("table", "matcher", 0), ("table", "scratch", 0), ("table", "scratch", 1)]:
+        place = Partitions()
+        place.lose(kind, name, partition)
+        meanwhile = place.written()
+        place.complete()
+        assert place.known() != meanwhile
+        assert place.written() == place.known()
 
 
 def test_what_comes_back_from_scratch_after_the_feed_was_lost_is_not_known() -> None:

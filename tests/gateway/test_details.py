@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from roskva.errors import Overloaded
-from roskva.feed import UPDATES, open_feed
+from roskva.feed.known import known_since
 from roskva.gateway import details
 from roskva.gateway.details import Page
 from roskva.gateway.service import Gateway
@@ -55,7 +55,7 @@ def registered(seqno: int = SESSION + 1, key: ObjectKey = HELLO, done: bool = Tr
 
 def write_object(gateway: Gateway, *cells: Cell, version: int | None = 7, incarnation_back: int = 0) -> None:
     partition = partition_of(HELLO, gateway.settings.partitions)
-    incarnation = open_feed(gateway.settings).newest(UPDATES)[partition].incarnation - incarnation_back
+    incarnation = (known_since(open_manifest(gateway.settings).record, partition, gateway.settings.partitions) or 1) - incarnation_back
     known = [] if version is None else [version_cell(version, "laptop", incarnation)]
     open_table(gateway.settings).write([Mutation(object_row(HELLO, gateway.settings.partitions), [*known, *cells])])
 

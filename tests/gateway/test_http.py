@@ -11,14 +11,15 @@ import msgspec
 import pytest
 from yarl import URL
 
-from roskva.feed import DEAD_LETTERS, UPDATES, Entry, open_feed
+from roskva.feed import DEAD_LETTERS, Entry, open_feed
+from roskva.feed.known import known_since
 from roskva.gateway import inspection
 from roskva.gateway.http import served
 from roskva.gateway.service import Gateway
 from roskva.matcher.cells import object_row, version_cell
 from roskva.model import object_key, partition_of
 from roskva.pipeline.health import HEALTH, HEALTH_ROW, RUNNING, Health
-from roskva.table import Cell, Mutation, open_table
+from roskva.table import Cell, Mutation, open_manifest, open_table
 from tests.gateway.talking import Raw, channel_url, handshake, say
 
 
@@ -31,7 +32,10 @@ def learn(gateway: Gateway, name: bytes, version: int, incarnation_back: int = 0
     """Write a version as the Matcher does."""
     settings = gateway.settings
     key = object_key("demo", 0, name)
-    incarnation = open_feed(settings).newest(UPDATES)[partition_of(key, settings.partitions)].incarnation - incarnation_back
+    open_feed(settings)  # whoever is the first enters its partitions into the manifest
+    since = known_since(open_manifest(settings).record, partition_of(key, settings.partitions), settings.partitions)
+    assert since is not None
+    incarnation = since - incarnation_back
     open_table(settings).write([Mutation(object_row(key, settings.partitions), [version_cell(version, "me", incarnation)])])
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roskva.matcher.scratch import ATTEMPTS, Homeless, homeless_cell, place, read_cell, untold_cell
-from roskva.model import OUTCOME_UPDATE, VERSION_MAX, ClientId, ObjectKey, Propagation, object_key
+from roskva.matcher.events import Invalidation
+from roskva.matcher.scratch import ATTEMPTS, Homeless, Unwalked, homeless_cell, place, read_cell, untold_cell, unwalked_cell
+from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, VERSION_MAX, ClientId, ObjectKey, Propagation, object_key
 from roskva.table.interface import Cell, wins
 
 X = object_key("demo", 0, b"x")
@@ -22,6 +23,19 @@ def test_a_version_is_read_back(key: ObjectKey, version: int, incarnation: int, 
     assert read_cell(homeless_cell(homeless)) == homeless
 
 
+@given(clients, objects, st.integers(0, 2**63 - 1))
+def test_a_client_whose_registration_is_to_be_made_anew_is_read_back(client: ClientId, key: ObjectKey, seqno: int) -> None:
+    lost, update = (Propagation(client, key, seqno, outcome, 0) for outcome in (OUTCOME_LOST, OUTCOME_UPDATE))
+    assert read_cell(untold_cell(lost)) == lost
+    assert untold_cell(lost).name != untold_cell(update).name, "neither hides the other"
+
+
+@given(objects, st.booleans(), st.binary(max_size=20), st.integers(0, 255))
+def test_an_invalidation_is_read_back(key: ObjectKey, prefix: bool, after: bytes, partition: int) -> None:
+    unwalked = Unwalked(Invalidation(key, prefix, after), partition)
+    assert read_cell(unwalked_cell(unwalked)) == unwalked
+
+
 @given(clients, objects, st.integers(0, 2**63 - 1), versions)
 def test_a_client_that_was_not_told_is_read_back(client: ClientId, key: ObjectKey, seqno: int, version: int) -> None:
     told = Propagation(client, key, seqno, OUTCOME_UPDATE, version)
@@ -29,10 +43,14 @@ def test_a_client_that_was_not_told_is_read_back(client: ClientId, key: ObjectKe
 
 
 @pytest.mark.parametrize(
-    "name", [b"", b"v:", b"v:noepoch", b"t:", b"t:client", b"t:client\x00x", b"z:", b"t:\xff\x00a\x00bcdefghij12345678"]
+    "name",
+    [
+        *(b"", b"v:", b"v:noepoch", b"v:\xff\xfe\x00\x00\x00\x00\x00x", b"v:demo\x00xy", b"z:", b"i:", b"i:\x00\x01{}", b"i:\x00\x01[1]"),
+        *(b"t:", b"t:client", b"t:client\x00x", b"t:\xff\x00a\x00bcdefghij12345678", b"l:client\x00x"),
+    ],
 )
 def test_what_nobody_wrote_is_refused(name: bytes) -> None:
-    with pytest.raises(ValueError, match=r"scratch|utf-8"):
+    with pytest.raises(ValueError, match=r"^no |utf-8"):
         read_cell(Cell(name, 1, b"0123456789abcdef"))
 
 

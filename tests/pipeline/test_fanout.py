@@ -14,9 +14,10 @@ from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
 from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, Entry
-from roskva.matcher.cells import object_row, read_copies, read_version, registration_cell
+from roskva.matcher.cells import REG, object_row, read_copies, read_version, registration_cell
 from roskva.matcher.core import collapse, tell_registered
 from roskva.matcher.events import Invalidation, decode_fan_out, decode_update, encode_invalidation, encode_update
+from roskva.matcher.scratch import Unwalked, read_cell
 from roskva.model import (
     DROP_COPY,
     OUTCOME_LOST,
@@ -29,6 +30,7 @@ from roskva.model import (
     Propagation,
     Update,
     object_key,
+    partition_of,
 )
 from roskva.pipeline import fanout
 from roskva.pipeline.connections import Connections, connections
@@ -36,6 +38,8 @@ from roskva.pipeline.events import Origin, decode_dead_letter
 from roskva.pipeline.fanout import FanOut, FanOutTask
 from roskva.pipeline.health import HEALTH_ROW, ROUNDS
 from roskva.pipeline.matching import Task
+from roskva.pipeline.sweeps.frame import Progress, Request
+from roskva.pipeline.sweeps.scratched import ScratchSweep
 from roskva.pipeline.telling import COUNTS, Counts
 from roskva.table import open_table
 from roskva.table.interface import Mutation
@@ -49,7 +53,7 @@ CLIENTS = [f"c{number:02}" for number in range(25)]
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(fanout, "PAGE_CELLS", 10)
-    return settings_for(tmp_path, fan_out_above=ABOVE)
+    return settings_for(tmp_path, fan_out_above=ABOVE, scratch_after_s=0.2)
 
 
 @pytest.fixture
@@ -372,20 +376,62 @@ def test_an_update_and_an_invalidation_of_one_object_are_both_told(
     assert counts.dead_letters == 2
 
 
-def test_a_client_whose_row_cannot_be_written_is_told_until_it_is(
+def test_a_client_whose_row_cannot_be_written_is_put_aside_alone(
     connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No marker and no scratch cell stands for what an invalidation asks for: its batch stays open."""
     original = connected.links.propagate
-    failures = iter([True, True])  # both of the page that c03 is on
 
-    def propagate(told: list[Propagation]) -> Any:
-        answer = original(told)
-        if next(failures, False):
-            verdicts = [PUT_ASIDE if one.client == "c03" else verdict for one, verdict in zip(told, answer.verdicts, strict=True)]
-            return replace(answer, verdicts=verdicts)
-        return answer
+    def propagate(told: list[Propagation], **more: Any) -> Any:
+        answer = original(told, **more)
+        return replace(answer, verdicts=[PUT_ASIDE if one.client == "c03" else SETTLED for one in told])
 
     monkeypatch.setattr(connected.links, "propagate", propagate)
-    invalidate(connected, (0, Invalidation(large)))
-    assert sorted(told.client for _, told in registrar.told) == sorted([*CLIENTS, "c03", "c03"])
+    counts = invalidate(connected, (0, Invalidation(large)))
+    assert counts.scratched == 1
+    (untold,) = put_aside(connected)
+    assert isinstance(untold, Propagation)
+    assert (untold.client, untold.object, untold.outcome) == ("c03", large, OUTCOME_LOST)
+    monkeypatch.undo()
+    registrar.told.clear()
+    sweep_scratch(connected)
+    assert [(told.client, told.outcome) for _, told in registrar.told] == [("c03", OUTCOME_LOST)]
+    assert put_aside(connected) == []
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_an_invalidation_whose_rows_cannot_be_read_goes_on_later_from_where_it_was(
+    connected: Connections, registrar: RegistrarStandIn, large: ObjectKey, monkeypatch: pytest.MonkeyPatch, prefix: bool
+) -> None:
+    """Page by page; after the second one nothing can be read any more, for longer than anybody waits."""
+    monkeypatch.setattr(fanout, "PAGE_CELLS", 10)
+    reads = iter([True, True])
+    original = connected.table.read
+
+    def read(*more: Any, **named: Any) -> Any:
+        if named.get("prefix") == REG and not next(reads, False):
+            raise PartitionUnavailable("busy", "table/matcher-0")
+        return original(*more, **named)
+
+    monkeypatch.setattr(connected.table, "read", read)
+    ordered = Invalidation(large[:-1], prefix=True) if prefix else Invalidation(large)
+    invalidate(connected, (partition_of(large, connected.settings.partitions), ordered))
+    assert 10 <= len(informed(registrar)) < len(CLIENTS)
+    monkeypatch.undo()
+    monkeypatch.setattr(fanout, "PAGE_CELLS", 10)
+    assert [type(one) for one in put_aside(connected)] == [Unwalked]
+    sweep_scratch(connected)
+    assert put_aside(connected) == []
+    again = connected.feed.read(FAN_OUTS, partition_of(large, connected.settings.partitions), 0, 10)
+    FanOut(connected).run([origin(record.value, record.offset)._replace(partition=record.partition) for record in again])
+    assert informed(registrar) == [("large", client) for client in CLIENTS], "each once"
+
+
+def put_aside(connected: Connections) -> list[Any]:
+    partitions = range(connected.settings.partitions)
+    return [read_cell(cell) for number in partitions for _, row in connected.table.scan("scratch", number) for cell in row.values()]
+
+
+def sweep_scratch(connected: Connections) -> None:
+    sweep = ScratchSweep(connected, Request("scratch", 0), Progress())
+    for partition in range(connected.settings.partitions):
+        sweep.run(partition)

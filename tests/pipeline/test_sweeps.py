@@ -45,12 +45,13 @@ class Jobs:
     def __init__(self) -> None:
         self.ran: list[tuple[str, int]] = []
         self.fails: Exception | None = None
+        self.fails_in: dict[int, Exception] = {}
         self.during: Callable[[], None] = lambda: None
 
     def __call__(self, request: Request, record: Record, partition: int) -> Swept:
         self.during()
-        if self.fails is not None:
-            raise self.fails
+        if self.fails is not None or partition in self.fails_in:
+            raise self.fails or self.fails_in[partition]
         self.ran.append((request.sweep, partition))
         return Swept(looked_at=10, counts={"x": 1})
 
@@ -117,18 +118,31 @@ def test_a_sweep_passes_over_all_partitions_and_is_recorded(settings: Settings, 
     assert [(one.state, one.partition, one.swept.looked_at) for one in seen if one] == [(RUNNING, n, 10 * n) for n in range(4)]
 
 
-def test_a_sweep_that_fails_says_so_and_goes_on_where_it_was(table: Table, jobs: Jobs, wall: Wall) -> None:
-    jobs.during = lambda: setattr(jobs, "fails", OSError("no room\nand more") if len(jobs.ran) == 2 else None)
+def test_a_partition_that_fails_is_told_and_holds_up_no_other(table: Table, jobs: Jobs, wall: Wall) -> None:
+    jobs.fails_in = {1: OSError("no room\nand more")}
+    failed = run_sweep(table, 4, Request("collect", wall()), jobs, now_ms=wall)
+    assert [partition for _, partition in jobs.ran] == [0, 2, 3]
+    assert (failed.state, failed.partition, failed.error) == (FAILED, 4, "OSError: no room")
+    assert (failed.swept.looked_at, failed.swept.left, failed.swept.counts["partitions_failed"]) == (30, 1, 1)
+    assert read_record(table, "collect") == failed
+    jobs.fails_in, jobs.ran = {}, []
+    again = run_sweep(table, 4, Request("collect", wall()), jobs, before=failed, now_ms=wall)
+    assert (again.state, again.error, len(jobs.ran)) == (DONE, "", 4), "the next one is a whole one"
+
+
+def test_a_repair_that_fails_anywhere_is_begun_again(table: Table, jobs: Jobs, wall: Wall) -> None:
+    jobs.fails_in = {1: OSError("no room")}
     with pytest.raises(OSError, match="no room"):
-        run_sweep(table, 4, Request("collect", wall()), jobs, now_ms=wall)
-    failed = read_record(table, "collect")
-    assert failed is not None
-    assert (failed.state, failed.partition, failed.error) == (FAILED, 2, "OSError: no room")
-    jobs.during = lambda: setattr(jobs, "fails", None)
-    wall.now_ms += HOUR_MS
-    record = run_sweep(table, 4, Request("collect", wall()), jobs, before=failed, now_ms=wall)
-    assert jobs.ran == [("collect", partition) for partition in range(4)], "each partition once"
-    assert (record.state, record.swept.looked_at, record.began_ms, record.error) == (DONE, 40, START_MS, "")
+        run_sweep(table, 4, Request("repair", wall()), jobs, now_ms=wall)
+    assert read_records(table)["repair"].state == FAILED
+
+
+def test_a_job_that_fails_because_everything_ends_is_done_again(table: Table, jobs: Jobs, wall: Wall) -> None:
+    jobs.fails_in = {1: OSError("Spark is gone")}
+    asked = iter([False, True])
+    with pytest.raises(OSError, match="gone"):
+        run_sweep(table, 4, Request("collect", wall()), jobs, stopping=lambda: next(asked, True), now_ms=wall)
+    assert (read_records(table)["collect"].state, read_records(table)["collect"].partition) == (STOPPED, 1)
 
 
 def test_a_repair_never_goes_on_with_what_an_earlier_one_began(table: Table, jobs: Jobs, wall: Wall) -> None:

@@ -53,6 +53,10 @@ def test_trap_32_a_late_retry_after_a_loss_makes_nothing_known(
     run(connected, rows.update("x", 8))
     run(connected, rows.registration("a", "x", 1, held=8), rows.registration("b", "x", 1))
     assert told(registrar) == [("a", 1, OUTCOME_UNKNOWN, 0), ("b", 1, OUTCOME_UNKNOWN, 0)]
+    registrar.told.clear()
+    assert manifest.mark_complete(kind, name, partition, manifest.record(kind, name, partition).incarnation)
+    run(connected, rows.registration("c", "x", 1, held=8))
+    assert told(registrar) == [("c", 1, OUTCOME_UNKNOWN, 0)], "recovered, it is as unknown as before: 8 came after 9, which was lost"
 
 
 def test_trap_20_a_poison_record_is_buried_and_those_beside_it_are_told(

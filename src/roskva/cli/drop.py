@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from roskva.config import Settings
@@ -52,7 +53,7 @@ def drop(settings: Settings, arguments: argparse.Namespace) -> int:
             raise
         manifest = None
     wanted = addresses(what, settings.partitions)
-    size = sum(path.stat().st_size for address in wanted for path in files_of(settings.data, address))
+    size = sum(_size(path) for address in wanted for path in files_of(settings.data, address))
     print(f"drop {what} of {settings.data}: {size / 1e6:,.1f} MB\n{_COSTS[what]}")
     if manifest is None:
         print(_OUTDATED)
@@ -83,3 +84,10 @@ def _begin_anew(settings: Settings, dropped: Iterable[Address]) -> None:
                 open_table(settings).incarnation(address.name, address.partition)
             elif address.kind == "feed":
                 open_feed(settings).incarnation(address.name, address.partition)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # a log that the running service closed meanwhile

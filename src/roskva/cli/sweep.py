@@ -21,7 +21,7 @@ import msgspec
 
 from roskva.config import Settings
 from roskva.errors import InvalidSetting, RoskvaError
-from roskva.pipeline.repair import lost_in
+from roskva.pipeline.repair import lost_in, partitions_to_repair
 from roskva.pipeline.sweeps.frame import KINDS, Request, wanted
 from roskva.pipeline.sweeps.record import DONE, Record, clock_ms, read_record
 from roskva.pipeline.sweeps.run import Job, run_sweep
@@ -66,7 +66,7 @@ def _request(name: str, table: Table, settings: Settings, dry_run: bool) -> Requ
     """None: there is nothing to do, and no need to start Spark to see it."""
     lost: frozenset[int] = frozenset()
     if name == "repair":
-        lost = frozenset(one.address.partition for one in lost_in(open_manifest(settings).snapshot().records))
+        lost = partitions_to_repair(lost_in(open_manifest(settings).snapshot().records), settings.partitions)
         if not lost:
             return None
     if not wanted(KINDS[name], table, settings):

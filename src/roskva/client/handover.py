@@ -14,7 +14,9 @@ unknown once per session and seqno. Per object we keep three marks that only gro
 
 Handed over falls back to acknowledged when the application gives a notification back: its next redelivery is shown again.
 Unknown has marks of its own, over seqnos: an acknowledged version says nothing about an unknown, which may stand for a
-later version that was lost. An unknown of a new epoch lifts the version marks into that epoch.
+later version that was lost. An acknowledged unknown says that the object was fetched, so whatever was shown before it is acknowledged too:
+the service may have lost all but an older version, which would else be delivered for ever. An unknown of a new epoch lifts the version
+marks into that epoch.
 
 Epochs only rise, unless the service has lost everything and counts from below again: it says its epoch at every handshake, and marks of
 epochs above it would hide all that it tells from then on. They go, and a version may be seen twice.
@@ -57,6 +59,7 @@ class Marks:
     deliveries: dict[int, Key] = field(default_factory=dict)  # open ones: seqno -> the highest version that came under it
     unknown_handed: int = -1
     unknown_acknowledged: int = -1
+    covered: Key = NOTHING_YET  # the highest shown when the last unknown was handed over: whoever fetches after that has it
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ class Handover:
             if not current or notification.seqno > marks.unknown_handed:
                 return []
             marks.unknown_acknowledged = max(marks.unknown_acknowledged, notification.seqno)
-            marks.acknowledged = max(marks.acknowledged, (notification.epoch, -1))
+            marks.acknowledged = max(marks.acknowledged, (notification.epoch, -1), marks.covered)
             marks.handed = max(marks.handed, marks.acknowledged)
             return [ack_of(notification)]
         key = (notification.epoch, notification.version)
@@ -152,7 +155,7 @@ class Handover:
         for marks in (*self._marks.values(), *self._retired.values()):
             if max(marks.highest, marks.acknowledged)[0] > epoch:
                 reached("client: the service counts from below again")
-                marks.handed = marks.acknowledged = marks.highest = NOTHING_YET
+                marks.handed = marks.acknowledged = marks.highest = marks.covered = NOTHING_YET
                 marks.deliveries.clear()
 
     def new_session(self) -> None:
@@ -170,6 +173,7 @@ def _unknown_delivered(marks: Marks, notification: Notification) -> Verdict:
     if notification.seqno <= marks.unknown_handed:
         return Verdict.NOTHING
     marks.unknown_handed = notification.seqno
+    marks.covered = marks.highest
     marks.highest = max(marks.highest, (notification.epoch, -1))
     return Verdict.HAND_OVER
 

@@ -15,6 +15,7 @@ class Invalidation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     invalidate: bytes  # an object's key; with `prefix`, how the keys begin: of one partition, the one that the record lies in
     prefix: bool = False
+    after: bytes = b""  # where a walk goes on that could not be ended: after this key, or, of a single object, this cell
 
 
 _encoder = msgspec.json.Encoder()

@@ -43,20 +43,20 @@ class Stamp(NamedTuple):
     application: str
     epoch: int | None = None  # None: the application's present epoch
     again: bool = False  # brought back by a sweep, in the standard form, whatever the application's own is
-    incarnation: int = 0  # if so: of the feed partition that first brought it
+    since: int = 0  # if so: for its version cell, as it was when it first came
     rounds: int = 0  # and how often it was brought back
 
     def encode(self) -> bytes:
         words = [self.application, "" if self.epoch is None else str(self.epoch)]
         if self.again:
-            words += ["again", str(self.incarnation), str(self.rounds)]
+            words += ["again", str(self.since), str(self.rounds)]
         return " ".join(words).rstrip().encode()
 
     @classmethod
     def decode(cls, headers: bytes) -> Stamp:
         """Raises ValueError for what no part of the service wrote."""
-        application, epoch, again, incarnation, rounds = [*headers.decode().split(" "), "", "", "", ""][:5]
-        return cls(application, int(epoch) if epoch else None, again == "again", int(incarnation or 0), int(rounds or 0))
+        application, epoch, again, since, rounds = [*headers.decode().split(" "), "", "", "", ""][:5]
+        return cls(application, int(epoch) if epoch else None, again == "again", int(since or 0), int(rounds or 0))
 
 
 class Fields(NamedTuple):

@@ -23,11 +23,12 @@ import pyarrow as pa
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
+from roskva.feed.known import UNPROVEN
 from roskva.matcher.cells import REG, VERSION, object_row
 from roskva.matcher.core import Change, collapse, tell_invalidated, tell_registered
 from roskva.matcher.events import Invalidation, decode_fan_out
 from roskva.matcher.forms import Malformed
-from roskva.matcher.scratch import Homeless, homeless_cell
+from roskva.matcher.scratch import Homeless, Unwalked, homeless_cell, unwalked_cell
 from roskva.model import OUTCOME_LOST, ObjectKey, Propagation, Update, partition_of
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import Origin, dead_letter
@@ -36,7 +37,7 @@ from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.scratch import put
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
-from roskva.table.interface import Row, Table
+from roskva.table.interface import Cell, Row, RowKey, Table
 
 log = logging.getLogger(__name__)
 
@@ -73,23 +74,30 @@ class FanOutTask:
 class _Walk:
     """One object on its way through its row, for a change of it, or without one for an invalidation."""
 
-    def __init__(self, key: ObjectKey, change: Change | None, partitions: int, origins: Sequence[Origin] = (), rounds: int = 0) -> None:
+    def __init__(
+        self, key: ObjectKey, change: Change | None, partitions: int, origins: Sequence[Origin] = (), rounds: int = 0, after: bytes = b""
+    ) -> None:
         self.origins = origins
-        # Its version is in the row, or was when this began.
-        self.homeless = None if change is None else Homeless(key, change.version, 0, rounds)
         self.failing_since_s: float | None = None
+        self.row = object_row(key, partitions)
         self._key = key
         self._change = change
-        self._row = object_row(key, partitions)
+        self._rounds = rounds
         self._version: Row | None = None if change is not None else {}
-        self._after = b""
+        self._after = after
         self.done = False
+
+    def aside(self) -> Cell:
+        """What stands in scratch for the rest of this walk. The version is in the row, or was when this began."""
+        if self._change is None:
+            return unwalked_cell(Unwalked(Invalidation(self._key, after=self._after), self.row.partition))
+        return homeless_cell(Homeless(self._key, self._change.version, UNPROVEN, self._rounds))
 
     def read(self, table: Table) -> Row:
         """The next page, with the version. The walk stays where it is."""
         if self._version is None:
-            self._version = table.read([self._row], prefix=VERSION)[self._row]
-        page = table.read([self._row], prefix=REG, limit=PAGE_CELLS, after=self._after)[self._row]
+            self._version = table.read([self.row], prefix=VERSION)[self.row]
+        page = table.read([self.row], prefix=REG, limit=PAGE_CELLS, after=self._after)[self.row]
         return {**page, **self._version}
 
     def told_of(self, page: Row) -> list[Propagation]:
@@ -111,16 +119,22 @@ _Rows = list[tuple[ObjectKey, Row]]
 class _PrefixWalk:
     """An invalidation on its way through the rows of one partition whose keys are longer than a prefix and begin with it."""
 
-    homeless = None  # it is never put aside
-
-    def __init__(self, prefix: bytes, partition: int, partitions: int, origins: Sequence[Origin]) -> None:
+    def __init__(self, prefix: bytes, partition: int, partitions: int, origins: Sequence[Origin], after: bytes = b"") -> None:
         self.origins = origins
         self.failing_since_s: float | None = None
         self._prefix = prefix
         self._partition = partition
         self._partitions = partitions
-        self._after = prefix
+        self._after = after or prefix
         self.done = False
+
+    @property
+    def row(self) -> RowKey:
+        """The one that it comes to next, or one before it: for what is remembered of the partition."""
+        return RowKey("matcher", self._partition, self._after)
+
+    def aside(self) -> Cell:
+        return unwalked_cell(Unwalked(Invalidation(self._prefix, prefix=True, after=self._after), self._partition))
 
     def read(self, table: Table) -> _Rows:
         """The next rows, up to about PAGE_CELLS cells. The walk stays where it is."""
@@ -188,20 +202,17 @@ class FanOut:
         return self.counts
 
     def _put_aside(self, walk: _Walk | _PrefixWalk) -> bool:
-        """A row that cannot be read for a while holds up nobody: a sweep brings the update back to the Matcher, and from there to here."""
-        if walk.homeless is None:
-            return False
+        """A row that cannot be read for a while holds up nobody: a sweep brings the rest of the walk back to here."""
         now_s = self._around.clock()
         if walk.failing_since_s is None:
             walk.failing_since_s = now_s
-        row = object_row(walk.homeless.object, self._partitions)
-        hurried = self._breaker.failing(row) or self._breaker.hurried(row)
+        hurried = self._breaker.failing(walk.row) or self._breaker.hurried(walk.row)
         if not hurried and now_s - walk.failing_since_s < self._patience_s:
             return False
-        if put(self._table, [homeless_cell(walk.homeless)], self._partitions):
+        if put(self._table, [walk.aside()], self._partitions):
             return False
         self.counts.scratched += 1
-        self._breaker.put_aside([row])
+        self._breaker.put_aside([walk.row])
         return True
 
     def _begun(self, records: _Records) -> Iterator[_Walk | _PrefixWalk]:
@@ -213,12 +224,14 @@ class FanOut:
         for key, change in collapse(records.updates, ()).changes.items():
             yield _Walk(key, change, self._partitions, records.origins_of[key], rounds[key])
         for (invalidation, partition), origins in records.invalidations.items():
-            key = ObjectKey(invalidation.invalidate)
-            if not invalidation.prefix or partition_of(key, self._partitions) == partition:
+            key, after = ObjectKey(invalidation.invalidate), invalidation.after
+            if not invalidation.prefix:
+                yield _Walk(key, None, self._partitions, origins, after=after)
+                continue
+            reached("fan-out: an invalidation of all that begin alike")
+            if not after and partition_of(key, self._partitions) == partition:
                 yield _Walk(key, None, self._partitions, origins)
-            if invalidation.prefix:
-                reached("fan-out: an invalidation of all that begin alike")
-                yield _PrefixWalk(key, partition, self._partitions, origins)
+            yield _PrefixWalk(key, partition, self._partitions, origins, after)
 
     def _read(self, origins: Iterable[Origin]) -> _Records:
         records = _Records()

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -66,7 +67,7 @@ class _Came(NamedTuple):
     """How the highest version of an object came, of those in a batch."""
 
     version: int
-    incarnation: int  # of the feed partition that first brought it: its way through scratch makes nothing known (trap 32)
+    since: int  # for its cell (`feed.known`), as it was when it first came: its way through scratch makes nothing known (trap 32)
     rounds: int  # times that it was brought home from scratch, this one included
 
 
@@ -96,7 +97,7 @@ class Task:
         self.counts.updates = len(events.updates)
         self.counts.registrations = len(events.registrations)
         self._teller.bury(events.letters)
-        self._came = _came(events)
+        self._came = _came(events, _remembered(self._since))
         # Their rows work again: the sweep that brought them home has written there.
         self._breaker.served(self._row(key) for key, came in self._came.items() if came.rounds)
         self._settle(self._parts(events), events)
@@ -218,8 +219,7 @@ class Task:
     def _decide(self, part: Batch) -> list[Propagation]:
         """Write, then read, then match."""
         partitions, above = self._settings.partitions, self._settings.fan_out_above
-        since = _remembered(lambda number: persist("reading the manifest", lambda: self._since_of(number), self._around))
-        accepted = accept(part, partitions, lambda key: since((partition_of(key, partitions), self._came[key].incarnation)))
+        accepted = accept(part, partitions, lambda key: self._came[key].since)
         known = _remembered(self._known_since)
         try:
             self._table.write(accepted.writes)
@@ -244,9 +244,10 @@ class Task:
             self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update)) for update in counted])
             self.counts.fan_outs += len(updates)
 
-    def _since_of(self, came: tuple[int, int]) -> int:
-        """For the version cell, by partition and incarnation of the record that brought the version."""
-        return since_of(self._manifest.record, came[0], self._settings.partitions, came[1])
+    def _since(self, came: tuple[int, int]) -> int:
+        """By partition and incarnation of the record that brought a version. What is lost after this look is newer than what it finds."""
+        look = partial(since_of, self._manifest.record, came[0], self._settings.partitions, came[1])
+        return persist("reading the manifest", look, self._around)
 
     def _known_since(self, key: ObjectKey) -> int | None:
         partition = partition_of(key, self._settings.partitions)
@@ -267,13 +268,14 @@ class Task:
         return []
 
 
-def _came(events: Events) -> dict[ObjectKey, _Came]:
+def _came(events: Events, since: Callable[[tuple[int, int]], int]) -> dict[ObjectKey, _Came]:
     came: dict[ObjectKey, _Came] = {}
     for update, origin in events.updates:
-        one = _Came(update.version, origin.incarnation, 0)
         if update.again:
             stamp = Stamp.decode(origin.headers)
-            one = _Came(update.version, stamp.incarnation, stamp.rounds)
+            one = _Came(update.version, stamp.since, stamp.rounds)
+        else:
+            one = _Came(update.version, since((origin.partition, origin.incarnation)), 0)
         came[update.object] = max(came.get(update.object, one), one)
     return came
 

@@ -4,7 +4,7 @@ One call per Registrar and task, several at once: all are sent, then all are col
 acknowledged by its client, durable, void or put aside: only then may Spark commit the batch. What may happen to a call:
 
     answered     SETTLED and DROP_COPY are final; UNAVAILABLE is asked again, with pauses, then written blindly; if neither works for
-                 `scratch_after_s`, it is PUT_ASIDE: the caller's to see to (Thialfi 4.2.6). What a sweep asks for is never: it waits
+                 `scratch_after_s`, it is PUT_ASIDE: the caller's to see to (Thialfi 4.2.6). What a sweep asks of owners waits
     not the owner   asked again with fresh members, up to three times; then a blind write
     no answer    asked once more with fresh members; then a blind write, and the gateway is down for this worker
     down         blind writes at once, so that one hung gateway does not cost every batch a time-out, until a probe answers
@@ -31,6 +31,7 @@ from roskva.keys import load_keys
 from roskva.model import (
     NOT_OWNER,
     OUTCOME_COVERED,
+    OUTCOME_LOST,
     OUTCOME_UNKNOWN,
     OUTCOME_UNREGISTERED,
     OUTCOME_UPDATE,
@@ -58,8 +59,8 @@ _PROBE_EVERY_S: Final = 0.5
 _NOT_OWNER_MAX: Final = 3
 _NO_ANSWER_MAX: Final = 2
 _UNAVAILABLE_MAX: Final = 10  # some ten seconds: if the row can be written at all, then by us too
-# What may be told later: an update from scratch, what a registration yields when its owner repeats it. The rest is of sweeps.
-_PUT_ASIDE: Final = frozenset({OUTCOME_UPDATE, OUTCOME_VERSION, OUTCOME_UNKNOWN, OUTCOME_COVERED, OUTCOME_UNREGISTERED})
+# What may be told later: an update and what was lost from scratch, what a registration yields when its owner repeats it.
+_PUT_ASIDE: Final = frozenset({OUTCOME_UPDATE, OUTCOME_LOST, OUTCOME_VERSION, OUTCOME_UNKNOWN, OUTCOME_COVERED, OUTCOME_UNREGISTERED})
 
 
 @dataclass(slots=True)

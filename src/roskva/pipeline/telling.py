@@ -80,7 +80,7 @@ class Teller:
             if drops:
                 self._connected.table.write(drops)
                 self._counts.dropped_copies += len(drops)
-        except Unavailable as error:
+        except (Unavailable, OSError) as error:
             log.warning("copies of dead registrations stay until the object changes again: %s", error)
         return told.verdicts
 
@@ -91,13 +91,11 @@ class Teller:
             return []
         reached("scratch: a client's row cannot be written")
         # What a registration yields is not put aside: its pending marker is in the row that cannot be written, and its owner repeats it.
-        cells = {untold_cell(told): told for told in aside if told.outcome == OUTCOME_UPDATE}
+        cells = {untold_cell(told): told for told in aside if told.outcome in (OUTCOME_UPDATE, OUTCOME_LOST)}
         left = put(self._connected.table, cells, self._connected.settings.partitions)
-        # Nor is what a repair or an invalidation asks for, and no marker stands for it: it is told until it is.
-        lost = [told for told in aside if told.outcome == OUTCOME_LOST]
-        self._counts.left_pending += sum(told.outcome != OUTCOME_UPDATE for told in aside) - len(lost)
+        self._counts.left_pending += len(aside) - len(cells)
         self._counts.scratched += len(cells) - len(left)
-        return [*(cells[cell] for cell in left), *lost]
+        return [cells[cell] for cell in left]
 
     def bury(self, letters: Sequence[Entry]) -> None:
         if not letters:

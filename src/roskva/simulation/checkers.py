@@ -52,15 +52,17 @@ class LatestLearned(Checker):
             for name in application.wishes if application.running else ():
                 missing = application.missing(name)
                 if missing:
-                    known = application.store.get(name, -1)
-                    return f"{application.device} has {name.decode()} at {known}, {missing[-1]} was acknowledged"
+                    truth = world.truth[name]
+                    return (
+                        f"{application.device} has {truth.described(name, application.store.get(name, -1))}, not {truth.told(missing[-1])}"
+                    )
         return None
 
 
 class NothingForgotten(Checker):
     """No acknowledged publish is forgotten: somebody who registers for everything, after all is over, learns of everything.
 
-    While no state was lost, by its version: "unknown" is for what was lost.
+    While no state was lost, by its version: "unknown" is for what was lost, or forgotten by a sweep while nobody was registered for it.
     """
 
     def __init__(self) -> None:
@@ -74,46 +76,52 @@ class NothingForgotten(Checker):
     def reason(self, world: World) -> str | None:
         if self.newcomer is None:
             return None
-        for name in (name for name, truth in world.truth.items() if truth.acknowledged):
-            latest = world.truth[name].latest_acknowledged
-            if self.newcomer.store.get(name, -1) < latest:
-                return f"a newcomer has {name.decode()} at {self.newcomer.store.get(name, -1)}, not {latest}"
-            if name in self._unknown and not world.knobs.loses_state:
+        for name, truth in world.truth.items():
+            known = self.newcomer.store.get(name, -1)
+            if known < truth.latest_acknowledged:
+                return f"a newcomer has {truth.described(name, known)}, not {truth.told(truth.latest_acknowledged)}"
+            if name in self._unknown and not world.knobs.loses_state and self._is_known(world, name):
                 raise self.broken(f"{name.decode()} is unknown to a newcomer, though nothing was lost")
         return None
 
+    def _is_known(self, world: World, name: bytes) -> bool:
+        """Whether a version was acknowledged since the last reset, and no sweep forgot it."""
+        truth = world.truth[name]
+        return truth.latest_acknowledged > truth.reset_at(world.epoch) and name not in world.kept.versions_forgotten
+
 
 class NoRegress(Checker):
-    """Within one run of a client, no version is handed over as new after a later one."""
+    """Within one run of a client, no version is handed over as new after a later one. A reset makes all versions before it lower."""
 
     def notified(self, application: Application, notification: Notification) -> None:
         if notification.version is None:
             return
-        before = application.shown.get(notification.name, -1)
-        if notification.version <= before:
-            raise self.broken(f"{application.device} was shown {notification.name.decode()} {notification.version} after {before}")
-        application.shown[notification.name] = notification.version
+        told = (notification.epoch, notification.version)
+        before = application.shown.get(notification.name, (-1, -1))
+        if told <= before and not application.world.stores.epochs_lost:
+            raise self.broken(f"{application.device} was shown {notification.name.decode()} {told} after {before}")
+        application.shown[notification.name] = told
 
 
 class OnlyPublished(Checker):
-    """Nothing is notified that was never published."""
+    """Nothing is notified that was never published, in that epoch."""
 
     def notified(self, application: Application, notification: Notification) -> None:
-        truth = application.world.truth[notification.name]
-        if notification.version is not None and notification.version not in truth.versions:
-            raise self.broken(f"{application.device} was told of {notification.name.decode()} {notification.version}, which never was")
+        name, epoch, version = notification.name, notification.epoch, notification.version
+        if version is not None and application.world.history.serial_of(name, epoch, version) is None:
+            raise self.broken(f"{application.device} was told of {name.decode()} {version}, which never was in epoch {epoch}")
 
 
 class SourceLeftOut(Checker):
     """The source of a change is not notified of it, while nothing goes wrong: no faults, one publish of an object at a time."""
 
     def notified(self, application: Application, notification: Notification) -> None:
-        world = application.world
-        if world.knobs.faults or notification.version is None or not world.settled_since_registration(application, notification.name):
+        world, name, version = application.world, notification.name, notification.version
+        if world.knobs.faults or version is None or not world.settled_since_registration(application, name):
             return
-        made_by = world.truth[notification.name].sources[notification.version]
-        if made_by == {application.device}:
-            raise self.broken(f"{application.device} was told of its own {notification.name.decode()} {notification.version}")
+        serial = world.history.serial_of(name, notification.epoch, version)
+        if serial is not None and world.truth[name].sources[serial] == {application.device}:
+            raise self.broken(f"{application.device} was told of its own {name.decode()} {version}")
 
 
 class UnregisteredSilence(Checker):
@@ -209,6 +217,8 @@ class WorkDone(Checker):
     def reason(self, world: World) -> str | None:
         if world.backend.busy:
             return "a backend is still publishing"
+        if any(operator.busy for operator in world.operators):
+            return "an operator is still waiting for an answer"
         lag = world.lag()
         if lag:
             return f"{lag} records of the feed are not matched"

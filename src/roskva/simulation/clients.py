@@ -107,15 +107,16 @@ class Application:
         self.installations += 1
         self.device = f"device-{self.number}-{self.installations}"
         self.state: bytes | None = None
-        self.store: dict[bytes, int] = {}  # durable: the version that it has learned, with all before it
-        self.made: set[tuple[bytes, int]] = set()  # durable: its own changes
+        self.store: dict[bytes, int] = {}  # durable: the serial of the state that it has learned of, with all before it
+        self.held: dict[bytes, tuple[int, int]] = {}  # durable: epoch and version that it would state
+        self.made: set[tuple[bytes, int]] = set()  # durable: its own changes, by their serials
 
     def start(self) -> None:
         self.process = Process(self.device, self.world.loop, host=f"client-{self.number}")
         self.running = True
         self.runs_s = self.world.loop.time()
         self.queue: dict[tuple[bytes, bool], Notification] = {}
-        self.shown: dict[bytes, int] = {}  # the highest version that this run was shown
+        self.shown: dict[bytes, tuple[int, int]] = {}  # the highest epoch and version that this run was shown
         self.confirmed: dict[bytes, tuple[bool, float]] = {}  # what the server said last, and when
         self.stopped = False
         self.failures = 0
@@ -202,31 +203,51 @@ class Application:
 
     def register(self, name: bytes, fetch: bool = False) -> None:
         if fetch:
-            self._learn(name, self.world.truth[name].latest)
+            self._fetch(name, self.world.history.epoch)
         self.wishes[name] = None
         self.confirmed.pop(name, None)
-        held = self.store.get(name) if self.states_versions or fetch else None
-        self.world.tell(self.device, f"registers {name.decode()}{'' if held is None else f', holding {held}'}")
-        self.carry_out(self.core.register(self.now_s(), name, held))
+        epoch, held = self.held.get(name, (0, None)) if self.states_versions or fetch else (0, None)
+        self.world.tell(self.device, f"registers {name.decode()}{'' if held is None else f', holding {held} of epoch {epoch}'}")
+        self.carry_out(self.core.register(self.now_s(), name, held, epoch))
 
     def unregister(self, name: bytes) -> None:
         self.wishes.pop(name, None)
         self.confirmed.pop(name, None)
+        self.world.invalidations.unregistered(self, name)
         self.world.tell(self.device, f"unregisters {name.decode()}")
         self.carry_out(self.core.unregister(self.now_s(), name))
 
-    def made_change(self, name: bytes, version: int) -> None:
-        self.made.add((name, version))
+    def made_change(self, name: bytes, serial: int) -> None:
+        self.made.add((name, serial))
 
     def missing(self, name: bytes) -> list[int]:
-        """The acknowledged versions of an object that it has not learned of."""
+        """The serials of the acknowledged states of an object that it has not learned of."""
         truth = self.world.truth[name]
         known = self.store.get(name, -1)
+        if known >= truth.latest_acknowledged:
+            return []
         return [one for one in sorted(truth.acknowledged) if known < one and (name, one) not in self.made]
 
-    def _learn(self, name: bytes, version: int) -> None:
-        if version >= 0:
-            self.store[name] = max(self.store.get(name, -1), version)
+    def _fetch(self, name: bytes, epoch: int) -> None:
+        truth = self.world.truth[name]
+        if truth.version >= 0:
+            self._learn(name, truth.latest, (epoch, truth.version))
+        elif truth.states:
+            self._learn(name, truth.latest, None)  # it is not there any more
+
+    def _learn(self, name: bytes, serial: int, held: tuple[int, int] | None) -> None:
+        self.store[name] = max(self.store.get(name, -1), serial)
+        if held is not None:
+            self.held[name] = max(self.held.get(name, held), held)
+
+    def _learn_from(self, notification: Notification) -> None:
+        name, epoch, version = notification.name, notification.epoch, notification.version
+        if version is None:
+            self._fetch(name, epoch)
+            return
+        serial = self.world.history.serial_of(name, epoch, version)
+        if serial is not None:
+            self._learn(name, max(serial, self.world.truth[name].reset_at(epoch)), (epoch, version))
 
     def take(self, notification: Notification) -> None:
         """As the shell's mailbox does: at most one waits per object and kind, and a later version takes the place of an earlier."""
@@ -245,11 +266,11 @@ class Application:
             return
         name = notification.name
         if self.world.faulty and self.chance.random() < 0.05:
-            if notification.version is not None and self.shown.get(name) == notification.version:
+            if notification.version is not None and self.shown.get(name) == (notification.epoch, notification.version):
                 del self.shown[name]
             self.carry_out(self.core.give_back(self.now_s(), notification))
             return
-        self._learn(name, self.world.truth[name].latest if notification.version is None else notification.version)
+        self._learn_from(notification)
         self.carry_out(self.core.acknowledge(self.now_s(), notification))
 
     # What the core asks for.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from roskva.errors import Unavailable
+from roskva.gateway.commands import Commands
+from roskva.gateway.intake import Intake
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
@@ -14,10 +17,11 @@ from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
 from roskva.simulation.processes import Process
-from roskva.simulation.stores import FeedFront, TableFront
+from roskva.simulation.stores import Epochs, FeedFront, TableFront
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from roskva.simulation.backends import Backend
     from roskva.simulation.clients import ClientEnd
     from roskva.simulation.world import World
 
@@ -68,14 +72,16 @@ class SimulatedGateway:
         self.member_id = f"g{slot}-{boot}"
         self.address = f"gateway-{slot}-{boot}:1"
         chance = world.chance_for(f"gateway {self.member_id}")
-        self.process = Process(self.member_id, world.loop, host=f"gateway-{slot}", wall_skew_s=world.skew_s(chance))
+        self.process = Process(
+            self.member_id, world.loop, host=f"gateway-{slot}", wall_skew_s=world.skew_s(chance), calendar=world.calendar
+        )
         self.serving = False
         self.ends: dict[GatewayEnd, None] = {}
         settings, process = world.settings, self.process
-        table, feed = TableFront(world.stores, process), FeedFront(world.stores, process)
+        epochs = Epochs(world.stores)
+        table, feed = TableFront(world.stores, process, epochs), FeedFront(world.stores, process, epochs)
         self.metrics = Metrics()
         self.view = MemberView(settings.member_timeout_s)
-        epoch_of = lambda application: world.stores.epochs.get(application, 0)  # noqa: E731
         self.registrar = Registrar(
             settings,
             table,  # type: ignore[arg-type]
@@ -83,7 +89,7 @@ class SimulatedGateway:
             world.keyring,
             self.member_id,
             self.view,
-            epoch_of=epoch_of,
+            epoch_of=epochs.of,
             clock=process.clock,
             wall_clock=process.wall_clock,
             tick_s=TICK_S * world.knobs.pace,
@@ -96,7 +102,10 @@ class SimulatedGateway:
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
-        self.publishing = Publishing(settings, feed, epoch_of, self.metrics)
+        self._publishing = Publishing(settings, feed, epochs.of, self.metrics)
+        self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
+        stores = world.stores
+        self._commands = Commands(settings, feed, epochs.of, stores.raise_epoch, lambda application: stores.epochs.get(application, 0))
         process.at_death(self._break_connections)
 
     def start(self) -> None:
@@ -114,6 +123,37 @@ class SimulatedGateway:
                 self.world.tell(self.process.name, f"cannot join the members: {error}")
                 self.process.kill()
         self.serving = True
+
+    async def publish(self, backend: Backend, body: bytes) -> bool:
+        """A request to publish: whether all of it was accepted. As the HTTP front does it."""
+        history = self.world.history
+        if self.registrar.disk_full or not history.takes(backend):
+            return False
+        history.served += 1
+        try:
+            with self.intake.request(len(body)):
+                status, _ = await self._publishing.publish(body)
+            return status == 200
+        except Unavailable:
+            return False
+        finally:
+            history.served -= 1
+
+    async def obey(self, command: str, body: bytes) -> dict[str, Any] | None:
+        """A request of an operator: the answer, or None if it should be repeated."""
+        try:
+            return await (self._commands.reset(body) if command == "reset" else self._commands.invalidate(body))
+        except Unavailable:
+            return None
+
+    def press(self, reason: str) -> None:
+        """As gateway.memory does when memory is short, and when it is not any more."""
+        self.registrar.room.pressed = reason
+        if reason:
+            self.registrar.relieve()
+
+    def fill_disk(self, reason: str) -> None:
+        self.registrar.disk_full = reason
 
     async def stop(self) -> None:
         """A clean stop: leave the members, then end."""

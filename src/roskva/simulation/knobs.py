@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from random import Random
 from typing import Any, Final
 
 # What the nemesis may do. A seed enables some of them: two faults that hide each other are found apart.
-FAULTS: Final = (
+_OF_OLD: Final = (
     "lossy network",
     "late messages",
     "cut",
@@ -36,9 +37,16 @@ FAULTS: Final = (
     "lose feed partition",
     "lose everything",
 )
+# Drawn by themselves: what operators do, and what a service under pressure refuses.
+_OF_OPERATORS: Final = ("reset application", "restore backend", "invalidate")
+_OF_PRESSURE: Final = ("refuse rows", "memory is short", "disk is full")
+FAULTS: Final = (*_OF_OLD, *_OF_OPERATORS, *_OF_PRESSURE)
 LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose matcher partition", "lose feed partition", "lose everything"})
 _SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.3}
 _DAY_S: Final = 86_400.0
+_SWEPT: Final = 0.12  # the part of worlds that are swept
+_CROWD: Final = 12  # registrations that small limits let through while a world heals
+_CLOCKS_WRONG_DAYS: Final = 5  # a clock that is set, and another one
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Knobs:
     loss: float  # of messages, while the network is lossy
     jitter_s: float  # of clients' messages, until the faults stop: they overtake each other all the time
     away_s: float  # clients that die come back after as long as this, at most; 0: after seconds
+    absent_s: float  # how many, if it is seconds
     pace: float  # by which the intervals of the service are longer: a world of days would be nothing but ticks
     fan_out_above: int
     rows_cached_max: int
@@ -75,6 +84,15 @@ class Knobs:
     ack_wait_ms: float
     skew_s: float  # how far wall clocks are apart
     heartbeat_s: float  # of clients: the long one is longer than the time for healing, so that nothing heals by heartbeats alone
+    sweep_pause_s: float = 0.0  # between two sweeps, on average; 0: there are none
+    day_s: float = _DAY_S  # how long a day is, by the clocks on the walls: in worlds with sweeps, months pass
+    began_s: float = 1_700_000_000.0  # what the clocks on the walls show when the world begins
+    client_retention_days: int = 60
+    outage_days_max: int = 1  # no process of this world stands still for longer, clocks that are wrong allowed for
+    object_retention_days: int = 1
+    operations_waiting_max: int = 20_000
+    unfinished_max: int = 100_000
+    publish_waiting_bytes_max: int = 1 << 26
 
     @property
     def loses_state(self) -> bool:
@@ -97,7 +115,7 @@ def draw(seed: int) -> Knobs:
     }[size]
     applications = 1 if large else {"tiny": chance.randint(1, 2), "small": chance.randint(1, 5), "middling": chance.randint(4, 14)}[size]
     calm = chance.random() < 0.06
-    enabled = frozenset() if calm else frozenset(fault for fault in FAULTS if chance.random() < chance.choice((0.1, 0.4, 0.7)))
+    enabled = frozenset() if calm else frozenset(fault for fault in _OF_OLD if chance.random() < chance.choice((0.1, 0.4, 0.7)))
     if chance.random() < 0.7:
         enabled -= LOSSES
     records_per_batch_max = 20_000 if size == "vast" else chance.choice((20, 20_000) if large else (1, 5, 20_000))
@@ -108,7 +126,7 @@ def draw(seed: int) -> Knobs:
     if away_s:
         pause_s = away_s / acts
         enabled |= {"kill client"}
-    return Knobs(
+    old = Knobs(
         seed=seed,
         gateways=chance.choice((1, 1, 2, 2, 3)),
         partitions=chance.choice((1, 2, 4)),
@@ -131,6 +149,7 @@ def draw(seed: int) -> Knobs:
         loss=chance.uniform(0.02, 0.3),
         jitter_s=0.0 if calm else chance.choice((0.0, 0.0, 0.1, 1.0)),
         away_s=away_s,
+        absent_s=5.0,
         pace=30.0 if away_s else 1.0,
         fan_out_above=chance.choice((1, 3, 1_000)),
         rows_cached_max=max(chance.choice((2, 50_000, 50_000)), 50_000 if large else 0),
@@ -142,3 +161,55 @@ def draw(seed: int) -> Knobs:
         skew_s=chance.choice((0.0, 1.0, 50.0)),
         heartbeat_s=chance.choice((30.0, 600.0, 600.0)),
     )
+    return _with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}"))
+
+
+def _with_more(knobs: Knobs, calm: bool, large: bool, vast: bool, chance: Random) -> Knobs:
+    """What operators do, what a service under pressure refuses, and sweeps."""
+    faults = knobs.faults if calm or vast else knobs.faults | _more_faults(chance)
+    crowded = large or calm or knobs.applications * knobs.registrations > _CROWD
+    knobs = replace(
+        knobs,
+        faults=faults,
+        operations_waiting_max=20_000 if crowded else chance.choice((4, 20_000, 20_000, 20_000)),
+        unfinished_max=100_000 if crowded else chance.choice((8, 100_000, 100_000, 100_000)),
+        publish_waiting_bytes_max=chance.choice((10_000, 1 << 26, 1 << 26)),
+    )
+    if knobs.away_s:
+        return replace(knobs, sweep_pause_s=knobs.away_s / 60, began_s=knobs.began_s + chance.uniform(0.0, _DAY_S), client_retention_days=1)
+    return knobs if large or chance.random() > _SWEPT else _with_sweeps(knobs, chance)
+
+
+def _with_sweeps(knobs: Knobs, chance: Random) -> Knobs:
+    """Days are short, so that clients, objects and closed cells come of age."""
+    day_s = chance.choice((0.5, 1.0, 2.0))
+    outage_days_max = ceil(_standstill_s(knobs.faults) / day_s) + _CLOCKS_WRONG_DAYS
+    heartbeat_s = chance.choice((3.0, 6.0))  # far below a client's retention, as in service: who is online is seen every day
+    return replace(
+        knobs,
+        busy_s=max(knobs.busy_s, 30.0),
+        pause_s=max(knobs.pause_s, 0.2),
+        heartbeat_s=heartbeat_s,
+        absent_s=25.0,
+        sweep_pause_s=chance.choice((0.5, 2.0)),
+        day_s=day_s,
+        began_s=knobs.began_s + chance.uniform(0.0, _DAY_S),
+        client_retention_days=ceil(1.5 * heartbeat_s / day_s) + _CLOCKS_WRONG_DAYS + chance.choice((0, 3)),
+        outage_days_max=outage_days_max,
+        object_retention_days=outage_days_max + chance.choice((0, 4)),
+    )
+
+
+def _more_faults(chance: Random) -> frozenset[str]:
+    """In most worlds none: a reset or an invalidation covers what others would have lost."""
+    found = {fault for fault in _OF_PRESSURE if chance.random() < 0.15}
+    if chance.random() < 0.3:
+        found |= {fault for fault in _OF_OPERATORS if chance.random() < 0.5}
+    return frozenset(found)
+
+
+def _standstill_s(faults: frozenset[str]) -> float:
+    """For how long a process of such a world may have an old write in its hands. Sweeps rest on it (docs/sweeps.md)."""
+    longest_s = {"pause gateway": 20.0, "pause workers": 20.0, "late messages": 8.0, "cut": 10.0, "clog": 10.0}
+    longest_s |= {"refuse partition": 6.0, "refuse rows": 6.0, "orphan workers": 6.0, "slow stores": 6.0}
+    return 5.0 + sum(seconds for fault, seconds in longest_s.items() if fault in faults)

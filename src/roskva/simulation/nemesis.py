@@ -6,16 +6,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from roskva.model import ClientId
 from roskva.registrar.cells import REG
 from roskva.registrar.row import ClientRow
 from roskva.simulation.network import Conditions
+from roskva.simulation.operators import Invalidated
+from roskva.simulation.stores import RowRange
 from roskva.table.interface import TABLES
 
 _SHORT_HEARTBEAT_S = 30.0
 LATE_MAX_S = 8.0  # the longest that a message is under way
+_RESETS_MAX = 3
+_INVALIDATIONS_MAX = 6
 
 if TYPE_CHECKING:
     from roskva.simulation.world import World
@@ -54,6 +59,12 @@ class Nemesis:
             "lose matcher partition": self._lose_matcher_partition,
             "lose feed partition": self._lose_feed_partition,
             "lose everything": self._lose_everything,
+            "reset application": self._reset_application,
+            "restore backend": self._restore_backend,
+            "invalidate": self._invalidate,
+            "refuse rows": self._refuse_rows,
+            "memory is short": self._memory_is_short,
+            "disk is full": self._disk_is_full,
         }
 
     async def run(self) -> None:
@@ -142,7 +153,9 @@ class Nemesis:
     def _some_client(self, keep: bool) -> None:
         application = self._chance.choice(self.world.applications)
         away_s = self.world.knobs.away_s
-        self.world.kill_client(application, keep, self._chance.uniform(0, away_s) if away_s else self._chance.choice((0.01, 0.5, 5.0)))
+        self.world.kill_client(
+            application, keep, self._chance.uniform(0, away_s) if away_s else self._chance.choice((0.01, 0.5, self.world.knobs.absent_s))
+        )
 
     def _drop_connection(self) -> None:
         application = self._chance.choice(self.world.applications)
@@ -167,9 +180,12 @@ class Nemesis:
     def _refuse_partition(self) -> None:
         stores = self.world.stores
         names = [*(table for table in TABLES if table != "scratch"), "updates", "registrations", "fan-outs"]
-        place = (self._chance.choice(names), self._chance.randrange(stores.partitions))
-        stores.refusing.add(place)
-        self._while_s(lambda: stores.refusing.discard(place), 6.0)
+        self._refuse(self._chance.choice(names), self._chance.randrange(stores.partitions), 6.0)
+
+    def _refuse(self, name: str, partition: int, longest_s: float) -> None:
+        refusing = self.world.stores.refusing
+        refusing.add((name, partition))
+        self._while_s(lambda: refusing.discard((name, partition)), longest_s)
 
     def _slow_stores(self) -> None:
         self._store_conditions(slow=self._chance.uniform(0.01, 0.3), slow_max_s=self._chance.choice((0.1, 3.0)))
@@ -226,6 +242,46 @@ class Nemesis:
 
     def _lose_everything(self) -> None:
         self.world.lose_everything()
+
+    # What operators do: rarely, as each of them covers whatever went wrong before it.
+
+    def _reset_application(self) -> None:
+        if self.done["reset application"] <= _RESETS_MAX:
+            self.world.operator().reset()
+
+    def _restore_backend(self) -> None:
+        if self.done["restore backend"] <= _RESETS_MAX and not self.world.history.restoring:
+            self.world.operator().restore()
+
+    def _invalidate(self) -> None:
+        if self.done["invalidate"] <= _INVALIDATIONS_MAX:
+            name = self._chance.choice(self.world.names)
+            what = self._chance.choice((Invalidated(name, whole=True), Invalidated(name[:2], whole=False), Invalidated(b"", whole=False)))
+            if self._chance.random() < 0.5:  # when the way that it takes is in trouble
+                self._refuse("fan-outs", self._chance.randrange(self.world.stores.partitions), 3.0)
+            self.world.operator().invalidate(what)
+
+    # Pressure.
+
+    def _refuse_rows(self) -> None:
+        """Some rows of a table cannot be written, or not be read either, while all others work."""
+        rows = self.world.stores.refusing_rows
+        table = self._chance.choice(("matcher", "matcher", "registrar", "registrar", "scratch"))
+        some = RowRange(table, self._chance.randrange(16), self._chance.choice((2, 8, 16)), writes_only=self._chance.random() < 0.7)
+        rows.append(some)
+        self._while_s(lambda: rows.remove(some) if some in rows else None, 8.0)
+
+    def _memory_is_short(self) -> None:
+        gateways = self.world.living_gateways()
+        if gateways:
+            gateway = self._chance.choice(gateways)
+            gateway.press("Memory is short.")
+            self._while_s(lambda: gateway.press(""), 3.0)
+
+    def _disk_is_full(self) -> None:
+        for gateway in self.world.living_gateways():
+            gateway.fill_disk("The disk is full.")
+            self._while_s(partial(gateway.fill_disk, ""), 4.0)
 
     # Clocks.
 

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from roskva.feed.interface import Position
-from roskva.matcher.scratch import SCRATCH
 from roskva.pipeline.breaker import Breaker
 from roskva.pipeline.events import Origin
 from roskva.pipeline.fanout import FanOut
@@ -26,12 +25,11 @@ from roskva.pipeline.patience import persist
 from roskva.pipeline.propagation import Links
 from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair
 from roskva.pipeline.surroundings import Surroundings
-from roskva.pipeline.sweeps.frame import Progress, Request
-from roskva.pipeline.sweeps.scratched import ScratchSweep
+from roskva.simulation.blocking import BlockingFeed, BlockingTable, SimulatedManifest
 from roskva.simulation.fibers import Fiber, block
 from roskva.simulation.network import FiberSocket
 from roskva.simulation.processes import Process
-from roskva.simulation.stores import BlockingFeed, BlockingTable, SimulatedManifest
+from roskva.simulation.sweeping import Sweeping
 from roskva.table.manifest import Address
 
 if TYPE_CHECKING:
@@ -88,20 +86,23 @@ class SimulatedDriver:
         self.name = f"pipeline-{boot}"
         self._chance = world.chance_for(self.name)
         skew_s = world.skew_s(self._chance)
-        self.process = Process(self.name, world.loop, host="pipeline", wall_skew_s=skew_s)
+        self.process = Process(self.name, world.loop, host="pipeline", wall_skew_s=skew_s, calendar=world.calendar)
         # Orphans: the workers' process may outlive the driver's.
-        self.workers = Process(f"{self.name}-workers", world.loop, host="pipeline", wall_skew_s=skew_s)
+        self.workers = Process(f"{self.name}-workers", world.loop, host="pipeline", wall_skew_s=skew_s, calendar=world.calendar)
         self.checkpoints = {stream.name: world.checkpoints[stream.name].copied() for stream in STREAMS}
         world.checkpoints = self.checkpoints  # the newest: what a successor copies
         self.batches = 0
         self._slots: dict[tuple[str, int], Workers] = {}
+        self.sweeping = Sweeping(self)
         self._reached: dict[str, dict[Place, Position]] = {}  # by query: the end of the last batch that is done
 
     def start(self) -> None:
         for stream in STREAMS:
             self.process.spawn(self._query(stream))
         self.process.spawn(self._repairs())
-        self.process.spawn(self._scratch())
+        self.sweeping.start()
+        if self.world.knobs.sweep_pause_s:
+            self.process.spawn(self._retention())
 
     def kill(self, orphans_for_s: float = 0.0) -> None:
         self.process.kill()
@@ -168,19 +169,9 @@ class SimulatedDriver:
                     del repaired[one]
 
     async def _pass_over_rows(self, lost: frozenset[int]) -> None:
-        repair = Repair(self._connected("repair", 0))  # type: ignore[arg-type]
+        repair = Repair(self.connected("repair", 0))  # type: ignore[arg-type]
         for partition in range(self.world.knobs.partitions):
-            await self._all_done([self.workers.spawn(Fiber(partial(repair.run, partition, lost)).run())])
-
-    async def _scratch(self) -> None:
-        """As the real driver's schedule: while anything was put aside, one sweep after the other tries to bring it home."""
-        while True:
-            await asyncio.sleep(self.world.settings.scratch_every_s)
-            await self.process.breathe()
-            if any(row.table == SCRATCH and cells for row, cells in self.world.stores.rows.items()):
-                sweep = ScratchSweep(self._connected("scratch", 0), Request("scratch", 0), Progress())  # type: ignore[arg-type]
-                for partition in range(self.world.knobs.partitions):
-                    await self._all_done([self.workers.spawn(Fiber(partial(sweep.run, partition)).run())])
+            await self.all_done([self.workers.spawn(Fiber(partial(repair.run, partition, lost)).run())])
 
     def _forget_old(self, log: Checkpoint, number: int) -> None:
         for old in [one for one in log.ends if one < number - 20]:
@@ -193,6 +184,15 @@ class SimulatedDriver:
         for (topic, partition), position in end.items():
             if self._chance.random() < 0.2 and position.incarnation == stores.incarnations[Address("feed", topic, partition)].incarnation:
                 stores.trim(topic, partition, position.offset)
+
+    async def _retention(self) -> None:
+        """What was consumed goes, also while nothing happens: sweeps forget nothing that records in the feed could bring back."""
+        while True:
+            await asyncio.sleep(self._chance.uniform(1.0, 10.0) * self.world.knobs.pace)
+            for stream in STREAMS:
+                log = self.checkpoints[stream.name]
+                if log.done:
+                    self._consumed(stream, log.ends[max(log.done)])
 
     def _positions(self, stream: Stream, which: Callable[[str], dict[int, Position]]) -> dict[Place, Position]:
         return {(topic, p): at for topic in stream.topics for p, at in which(topic).items()}
@@ -222,17 +222,17 @@ class SimulatedDriver:
         shares = _cut(planned.ranges, tasks_max, self._chance.random() < 0.3)
         running = []
         for slot, share in enumerate(shares):
-            work = partial(self._task, stream, share, self._connected(stream.name, slot))
+            work = partial(self._task, stream, share, self.connected(stream.name, slot))
             running.append(self.workers.spawn(Fiber(work).run()))
-        await self._all_done(running)
+        await self.all_done(running)
 
-    def _connected(self, what: str, slot: int) -> Workers:
+    def connected(self, what: str, slot: int) -> Workers:
         """One set of connections, and of dice, for each: two with the same dice would give their marks the same names."""
         if (what, slot) not in self._slots:
             self._slots[what, slot] = Workers(self.world, self.workers, f"{what} {slot}")
         return self._slots[what, slot]
 
-    async def _all_done(self, running: list[asyncio.Task[Any]]) -> None:
+    async def all_done(self, running: list[asyncio.Task[Any]]) -> None:
         # Not `gather`: if this driver dies, its workers go on.
         while running:
             done, rest = await asyncio.wait(running)

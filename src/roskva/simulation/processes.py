@@ -13,13 +13,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAUSE_LOOK_S = 0.5
-EPOCH_S = 1_700_000_000.0  # where wall clocks stand when a world begins
+DAY_S = 86_400.0
+_WRONG_MAX_S = 200_000.0  # no clock is set further off than this, however often it is set
+
+
+class Calendar:
+    """The time of day in one world. Its days may be short: nothing but sweeps counts them, and worlds of minutes see months pass."""
+
+    def __init__(self, loop: VirtualLoop, start_s: float = 1_700_000_000.0, day_s: float = DAY_S) -> None:
+        self._loop = loop
+        self._start_s = start_s
+        self._speed = DAY_S / day_s
+
+    def now_s(self) -> float:
+        return self._start_s + self._loop.time() * self._speed
+
+    def of_s(self, seconds: float) -> float:
+        """What a span of the world's time is by the clocks on its walls."""
+        return seconds * self._speed
 
 
 class Process:
     """One life of a program. What it has in memory is in the objects that its tasks hold, and dies with them."""
 
-    def __init__(self, name: str, loop: VirtualLoop, host: str, wall_skew_s: float = 0.0) -> None:
+    def __init__(self, name: str, loop: VirtualLoop, host: str, wall_skew_s: float = 0.0, calendar: Calendar | None = None) -> None:
         self.name = name
         self.host = host  # the machine: partitions of the network are between machines
         self.alive = True
@@ -28,6 +45,7 @@ class Process:
         self._loop = loop
         self._started_s = loop.time()
         self._wall_skew_s = wall_skew_s
+        self._calendar = calendar or Calendar(loop)
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
         self._at_death: list[Callable[[], None]] = []
         self.context = contextvars.copy_context()
@@ -38,11 +56,11 @@ class Process:
         return self._loop.time() - self._started_s + 1_000.0
 
     def wall_clock(self) -> float:
-        return EPOCH_S + self._loop.time() + self._wall_skew_s
+        return self._calendar.now_s() + self._wall_skew_s
 
     def set_clock_s(self, by_s: float) -> None:
         """Somebody sets the wall clock."""
-        self._wall_skew_s += by_s
+        self._wall_skew_s = max(-_WRONG_MAX_S, min(_WRONG_MAX_S, self._wall_skew_s + by_s))
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         self._tasks[task] = None

@@ -2,29 +2,56 @@
 
 A call takes time before and after it takes effect. It may be refused, fail without an effect, or fail although it landed, in part or as a
 whole; a process may be killed between the effect and the answer. The same store is seen through asyncio by gateways (`TableFront`,
-`FeedFront`) and through blocking calls by tasks in fibers (`BlockingTable`, `BlockingFeed`).
+`FeedFront`) and through blocking calls by tasks in fibers (`blocking`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Final, NamedTuple, Protocol
 
 from roskva.errors import PartitionUnavailable
 from roskva.feed.interface import TOPICS, Entry, Position, Record
 from roskva.feed.lanes import Appended
 from roskva.model import partition_of
-from roskva.simulation.fibers import block
 from roskva.simulation.loop import VirtualLoop
 from roskva.simulation.processes import Process
 from roskva.table.interface import TABLES, Cell, Mutation, Row, RowKey, check_mutation, wins
 from roskva.table.manifest import COMPLETE, RECOVERING, Address, PartitionRecord
 
 Place = tuple[str, int]  # table or topic, and partition
+_SPREAD: Final = 16
+
+
+class RowRange(NamedTuple):
+    """Some rows of a table: those whose keys hash into a range of sixteenths."""
+
+    table: str
+    first: int
+    width: int
+    writes_only: bool
+
+    def holds(self, row: RowKey) -> bool:
+        return row.table == self.table and (zlib.crc32(row.key) - self.first) % _SPREAD < self.width
+
+
+class Observer(Protocol):
+    """Is told what becomes of cells; may raise."""
+
+    def landed(self, row: RowKey, cells: Mapping[bytes, Cell], cell: Cell) -> None:
+        """A cell is about to land in a row that holds these."""
+        ...
+
+    def forgotten(self, row: RowKey, cells: Mapping[bytes, Cell], cell: Cell) -> None:
+        """A cell that a row holds is about to be forgotten."""
+        ...
+
+    def lost(self, table: str, partition: int) -> None: ...
 
 
 @dataclass
@@ -46,6 +73,8 @@ class Stores:
         self.partitions = partitions
         self.conditions = StoreConditions()
         self.refusing: set[Place] = set()  # partitions that cannot be reached now
+        self.refusing_rows: list[RowRange] = []  # rows that cannot be read or written now
+        self.observers: list[Observer] = []
         self.counts: Counter[str] = Counter()
         self.rows: dict[RowKey, dict[bytes, Cell]] = {}
         self.logs: dict[Place, list[Record]] = {(topic, p): [] for topic in TOPICS for p in range(partitions)}
@@ -56,6 +85,8 @@ class Stores:
             **{Address("feed", topic, p): PartitionRecord(1, COMPLETE, True) for topic in TOPICS for p in range(partitions)},
         }
         self.epochs: dict[str, int] = {}
+        self.epochs_lost = False
+        self.epoch_raised: Callable[[], None] = lambda: None
         self.appended = asyncio.Event()  # something came into the feed
         self._chance = chance
 
@@ -69,6 +100,8 @@ class Stores:
         if kind == "table":
             for row in [row for row in self.rows if row[:2] == (name, partition)]:
                 del self.rows[row]
+            for observer in self.observers:
+                observer.lost(name, partition)
         else:
             place = (name, partition)
             self.logs[place], self.next_offsets[place], self.once[place] = [], 0, set()
@@ -78,16 +111,28 @@ class Stores:
             self.incarnations[address] = PartitionRecord(incarnation, COMPLETE, True)
 
     def lose_everything(self) -> None:
+        """The manifest too: applications count their epochs from below again."""
+        self.epochs_lost = self.epochs_lost or bool(self.epochs)
+        self.epochs.clear()
         for kind, name, partition in self.incarnations:
             self.lose(kind, name, partition)
+
+    def raise_epoch(self, application: str, seen: int) -> int:
+        if self.epochs.get(application, 0) == seen:
+            self.epochs[application] = seen + 1
+            self.epoch_raised()
+        return self.epochs.get(application, 0)
 
     def heal(self) -> None:
         self.conditions = StoreConditions()
         self.refusing.clear()
+        self.refusing_rows.clear()
 
     # Calls.
 
-    async def call(self, process: Process, places: Sequence[Place], effect: Callable[[bool], Any], write: bool) -> Any:
+    async def call(
+        self, process: Process, places: Sequence[Place], effect: Callable[[bool], Any], write: bool, rows: Sequence[RowKey] = ()
+    ) -> Any:
         """Time passes, the effect happens or not, time passes. `effect(whole)` with False lands a part of it.
 
         A read takes time before or after it: between two reads of one caller, others may do all that they could if it did both.
@@ -99,6 +144,10 @@ class Stores:
             if place in self.refusing:
                 self.counts["refused"] += 1
                 raise PartitionUnavailable("The partition is busy.", f"{place[0]}-{place[1]}")
+        for some in self.refusing_rows:
+            if (write or not some.writes_only) and any(some.holds(row) for row in rows):
+                self.counts["refused rows"] += 1
+                raise PartitionUnavailable("Some of these rows cannot be reached.", some.table)
         result = self._take_effect(process, places, effect) if write else effect(True)
         if write or not before:
             await self._pause(process)
@@ -136,6 +185,8 @@ class Stores:
             for cell in mutation.cells:
                 old = row.get(cell.name)
                 if old is None or wins(cell, old):
+                    for observer in self.observers:
+                        observer.landed(mutation.row, row, cell)
                     row[cell.name] = cell
 
     def forget(self, mutations: Sequence[Mutation], whole: bool) -> None:
@@ -146,6 +197,8 @@ class Stores:
             row = self.rows.get(mutation.row, {})
             for cell in mutation.cells:
                 if row.get(cell.name) == cell:
+                    for observer in self.observers:
+                        observer.forgotten(mutation.row, row, cell)
                     del row[cell.name]
             if not row:
                 self.rows.pop(mutation.row, None)
@@ -161,13 +214,13 @@ class Stores:
             found[key] = {name: cells[name] for name in names[:limit]}
         return found
 
-    def append(self, topic: str, partition: int, entries: Sequence[Entry], whole: bool) -> list[int]:
-        """The entries of one partition land together or not at all."""
+    def append(self, topic: str, partition: int, entries: Sequence[Entry], whole: bool, time_s: float) -> list[int]:
+        """The entries of one partition land together or not at all. The time is that of whoever appends."""
         if not whole:
             return []
         place = (topic, partition)
         first = self.next_offsets[place]
-        time_ms = int(self.loop.time() * 1000)
+        time_ms = int(time_s * 1000)
         self.logs[place] += [
             Record(partition, first + index, time_ms, entry.key, entry.headers, entry.value) for index, entry in enumerate(entries)
         ]
@@ -203,16 +256,28 @@ class Stores:
         self.logs[place] = [record for record in self.logs[place] if record.offset >= before]
 
 
-def _places(mutations: Sequence[Mutation]) -> list[Place]:
-    return list(dict.fromkeys((mutation.row.table, mutation.row.partition) for mutation in mutations))
+class Epochs:
+    """The applications' epochs as one gateway last saw them: whoever writes, or looks for losses, has looked at the manifest."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self.look()
+
+    def look(self) -> dict[str, int]:
+        self._seen = dict(self._stores.epochs)
+        return self._seen
+
+    def of(self, application: str) -> int:
+        return self._seen.get(application, 0)
 
 
 class TableFront:
     """The table as a gateway's lanes give it."""
 
-    def __init__(self, stores: Stores, process: Process) -> None:
+    def __init__(self, stores: Stores, process: Process, epochs: Epochs | None = None) -> None:
         self._stores = stores
         self._process = process
+        self._epochs = epochs or Epochs(stores)
         self.table = self  # for what the Registrar asks of the engine itself
         self.partitions = stores.partitions
 
@@ -226,10 +291,17 @@ class TableFront:
         for mutation in mutations:
             groups.setdefault(mutation.row[:2], []).append(mutation)
         calls = [
-            stores.call(self._process, [place], lambda whole, group=group: stores.land(group, whole), write=True)  # type: ignore[misc]
+            stores.call(
+                self._process,
+                [place],
+                lambda whole, group=group: stores.land(group, whole),  # type: ignore[misc]
+                write=True,
+                rows=[one.row for one in group],
+            )
             for place, group in groups.items()
         ]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        self._epochs.look()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -238,10 +310,11 @@ class TableFront:
         if not rows:
             return {}
         places = list(dict.fromkeys((row.table, row.partition) for row in rows))
-        found = await self._stores.call(self._process, places, lambda _: self._stores.look(rows, prefix, limit), write=False)
+        found = await self._stores.call(self._process, places, lambda _: self._stores.look(rows, prefix, limit), write=False, rows=rows)
         return dict(found)
 
     async def incarnation_of(self, table: str, partition: int) -> int:
+        self._epochs.look()
         return self._stores.incarnations[Address("table", table, partition)].incarnation  # a look at a directory: no time passes
 
     def delete_rows(self, rows: Sequence[RowKey]) -> None:
@@ -252,9 +325,10 @@ class TableFront:
 class FeedFront:
     """The feed as a gateway's lanes give it."""
 
-    def __init__(self, stores: Stores, process: Process) -> None:
+    def __init__(self, stores: Stores, process: Process, epochs: Epochs | None = None) -> None:
         self._stores = stores
         self._process = process
+        self._epochs = epochs or Epochs(stores)
         self.feed = self
         self.partitions = stores.partitions
 
@@ -263,9 +337,9 @@ class FeedFront:
 
     async def _append(self, topic: str, partition: int, entries: Sequence[Entry]) -> Appended:
         stores = self._stores
-        effect = lambda whole: stores.append(topic, partition, entries, whole)  # noqa: E731
+        effect = lambda whole: stores.append(topic, partition, entries, whole, self._process.wall_clock())  # noqa: E731
         offsets = await stores.call(self._process, [(topic, partition)], effect, write=True)
-        return Appended(offsets, dict(stores.epochs))
+        return Appended(offsets, self._epochs.look())
 
     async def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
         groups: dict[int, list[Entry]] = {}
@@ -276,95 +350,3 @@ class FeedFront:
             if isinstance(outcome, BaseException):
                 raise outcome
         return []
-
-
-class BlockingTable:
-    """The table as a task in a fiber sees it (table.interface.Table)."""
-
-    def __init__(self, stores: Stores, process: Process) -> None:
-        self._stores = stores
-        self._process = process
-
-    def write(self, mutations: Sequence[Mutation]) -> None:
-        for mutation in mutations:
-            check_mutation(mutation)
-        if mutations:
-            effect = lambda whole: self._stores.land(mutations, whole)  # noqa: E731
-            block(self._stores.call(self._process, _places(mutations), effect, write=True))
-
-    def read(self, rows: Sequence[RowKey], prefix: bytes = b"", limit: int | None = None, after: bytes = b"") -> dict[RowKey, Row]:
-        if not rows:
-            return {}
-        places = list(dict.fromkeys((row.table, row.partition) for row in rows))
-        effect = lambda _: self._stores.look(rows, prefix, limit, after)  # noqa: E731
-        return dict(block(self._stores.call(self._process, places, effect, write=False)))
-
-    def scan(self, table: str, partition: int, after: bytes = b"", limit: int = 1_000) -> Iterator[tuple[bytes, Row]]:
-        keys = sorted(row for row in self._stores.rows if row[:2] == (table, partition) and row.key > after)[:limit]
-        found = self.read(keys)
-        return iter([(key.key, found[key]) for key in keys if found[key]])
-
-    def delete_rows(self, rows: Sequence[RowKey]) -> None:
-        for row in rows:
-            self._stores.rows.pop(row, None)
-
-    def forget(self, mutations: Sequence[Mutation]) -> None:
-        if mutations:
-            effect = lambda whole: self._stores.forget(mutations, whole)  # noqa: E731
-            block(self._stores.call(self._process, _places(mutations), effect, write=True))
-
-    def incarnation(self, table: str, partition: int) -> int:
-        return self._stores.incarnations[Address("table", table, partition)].incarnation
-
-    def complete(self, table: str, partition: int) -> bool:
-        return self._stores.incarnations[Address("table", table, partition)].state == COMPLETE
-
-    def close(self) -> None:
-        pass
-
-
-class BlockingFeed:
-    """The feed as a task in a fiber sees it: what of feed.interface.Feed tasks use."""
-
-    def __init__(self, stores: Stores, process: Process) -> None:
-        self._stores = stores
-        self._process = process
-        self.partitions = stores.partitions
-
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        answers = []
-        for partition in range(self.partitions):
-            group = [entry for entry in entries if partition_of(entry.key, self.partitions) == partition]
-            if group:
-                effect = lambda whole, p=partition, g=group: self._stores.append(topic, p, g, whole)  # noqa: E731
-                offsets = block(self._stores.call(self._process, [(topic, partition)], effect, write=True))
-                answers += [(partition, offset) for offset in offsets]
-        return answers
-
-    def append_once(self, topic: str, entries: Sequence[Entry]) -> None:
-        new = []
-        for entry in entries:
-            seen = self._stores.once[topic, partition_of(entry.key, self.partitions)]
-            if entry.key not in seen:
-                new.append(entry)
-        if new:
-            self.append(topic, new)
-        for entry in new:
-            self._stores.once[topic, partition_of(entry.key, self.partitions)].add(entry.key)
-
-    def read(self, topic: str, partition: int, start: int, end: int) -> list[Record]:
-        effect = lambda _: self._stores.read_log(topic, partition, start, end)  # noqa: E731
-        return list(block(self._stores.call(self._process, [(topic, partition)], effect, write=False)))
-
-
-class SimulatedManifest:
-    """What tasks ask the manifest."""
-
-    def __init__(self, stores: Stores) -> None:
-        self._stores = stores
-
-    def epoch(self, application: str) -> int:
-        return self._stores.epochs.get(application, 0)
-
-    def record(self, kind: str, name: str, partition: int) -> PartitionRecord:
-        return self._stores.incarnations[Address(kind, name, partition)]

@@ -12,11 +12,10 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from roskva.config import ApplicationSettings, Settings
 from roskva.model import ClientId
 from roskva.pipeline.offsets import STREAMS
 from roskva.protocol.messages import Config
@@ -39,22 +38,20 @@ from roskva.simulation.checkers import (
     Watch,
     WorkDone,
 )
+from roskva.simulation.checkers_of_sweeps import EveryoneInvalidated, SweptRightly, ViewsAgree
 from roskva.simulation.clients import Application
 from roskva.simulation.gateways import SimulatedGateway
 from roskva.simulation.knobs import Knobs
 from roskva.simulation.loop import DeadWorld, VirtualLoop
-from roskva.simulation.nemesis import LATE_MAX_S, Nemesis
+from roskva.simulation.nemesis import Nemesis
 from roskva.simulation.network import Network
+from roskva.simulation.operators import History, Operator
+from roskva.simulation.phases import live
 from roskva.simulation.pipelines import Checkpoint, SimulatedDriver
+from roskva.simulation.processes import Calendar
+from roskva.simulation.settings import settings_of
 from roskva.simulation.stores import Stores
-from roskva.simulation.workload import Workload
 
-HEALING_S: Final = 90.0  # of virtual time, after which the promise must hold
-NEWCOMER_S: Final = 60.0  # in which somebody new learns everything
-PROMPT_S: Final = 6.0  # within which a healthy world learns of an update: before the second retry of anything
-_LOOK_EVERY_S: Final = 1.0
-_REST_S: Final = 12.0
-_STEPS_MAX: Final = 4_000_000  # turns of the loop: more is a busy loop
 TRACE_LINES_MAX: Final = 100_000
 
 
@@ -95,23 +92,29 @@ class World:
         self.loop.set_exception_handler(self._unexpected)
         self.outcome = Outcome(knobs)
         self.faulty = True
-        self.epoch = 0
         self._tracing = trace
         self._over = False
-        self.settings = _settings(knobs)
+        self.settings = settings_of(knobs)
         demo = self.settings.applications["demo"]
         self.client_config = Config(keepalive_s=demo.keepalive_s, retry_min_s=demo.retry_min_s, retry_max_s=demo.retry_max_s)
         self.keyring = Keyring({1: b"k" * 32})
         self.internal_key = b"i" * 32
+        self.calendar = Calendar(self.loop, knobs.began_s, knobs.day_s)
         self.network = Network(self.loop, self.chance_for("network"), knobs.jitter_s)
         self.stores = Stores(self.loop, self.chance_for("stores"), knobs.partitions)
         self.checkpoints = {stream.name: Checkpoint() for stream in STREAMS}
         self.names = [f"o{number}".encode() for number in range(knobs.objects)]
         self.truth: dict[bytes, Truth] = {name: Truth() for name in self.names}
+        self.history = History(self)
         self.newcomers = NothingForgotten()
         self.storm = NoStorm()
         self.silence = UnregisteredSilence()
         self.twins = TwinsTold()
+        self.invalidations = EveryoneInvalidated()
+        self.kept = SweptRightly(self)
+        self.views = ViewsAgree()
+        if knobs.sweep_pause_s:
+            self.stores.observers.append(self.kept)
         self.checkers: list[Checker] = [
             QueuesBounded(),
             WorkDone(),
@@ -123,6 +126,9 @@ class World:
             SummariesAgree(),
             NothingUnfinished(),
             self.twins,
+            self.invalidations,
+            self.kept,
+            self.views,
             self.newcomers,
             self.storm,
         ]
@@ -131,6 +137,8 @@ class World:
         self._boots: Counter[str] = Counter()
         self._down_until_s: dict[str, float] = {}  # whom the nemesis keeps down, whatever its supervisor does
         self.driver: SimulatedDriver | None = None
+        self.operators: list[Operator] = []
+        self.sweeps: Counter[str] = Counter()
         self.applications: list[Application] = []
         self.clones: list[Application] = []
         self.backend = Backend(self, 0)
@@ -170,7 +178,14 @@ class World:
         if error is not None:
             self._fail(f"a task of the pipeline raised {error!r}")
 
+    def fail(self, broken: Broken) -> None:
+        """For checkers that see it where nothing may be raised."""
+        self._fail(str(broken), broken.checker)
+
     # Processes.
+
+    def nobody_is_kept_down(self) -> None:
+        self._down_until_s.clear()
 
     def start_gateway(self, slot: int) -> None:
         alive = slot in self.gateways and self.gateways[slot].process.alive
@@ -229,9 +244,9 @@ class World:
             application.kill()
             if not keep:
                 application.install()
-            self.loop.call_later(restart_after_s, self._start_client, application)
+            self.loop.call_later(restart_after_s, self.start_client, application)
 
-    def _start_client(self, application: Application) -> None:
+    def start_client(self, application: Application) -> None:
         if not application.running:
             application.start()
 
@@ -252,6 +267,14 @@ class World:
         self._boots["backend"] += 1
         self.backend = Backend(self, self._boots["backend"])
 
+    def operator(self) -> Operator:
+        """Somebody who is about to give an order."""
+        self.operators = [operator for operator in self.operators if operator.busy]
+        self._boots["operator"] += 1
+        operator = Operator(self, self._boots["operator"])
+        self.operators.append(operator)
+        return operator
+
     def lose_everything(self) -> None:
         self.stores.lose_everything()
 
@@ -264,6 +287,10 @@ class World:
         ]
 
     # What checkers ask.
+
+    @property
+    def epoch(self) -> int:
+        return self.stores.epochs.get("demo", 0)
 
     def lag(self) -> int:
         return 0 if self.driver is None else self.driver.lag()
@@ -291,7 +318,7 @@ class World:
         logger.propagate = False
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_until_complete(self._live())
+            self.loop.run_until_complete(live(self))
         except (RuntimeError, DeadWorld) as error:
             if self.outcome.failure is None:
                 self.outcome.failure = f"the world stopped: {error}"
@@ -304,80 +331,6 @@ class World:
             self._end()
         return self.outcome
 
-    async def _live(self) -> None:
-        for slot in range(self.knobs.gateways):
-            self.start_gateway(slot)
-        self.start_pipeline()
-        workload = Workload(self)
-        workload.begin()
-        nemesis = asyncio.ensure_future(self.nemesis.run())
-        await workload.run()
-        self.faulty = False
-        nemesis.cancel()
-        self.tell("world", "faults stop")
-        self.heal()
-        await self._end_twins()
-        await asyncio.sleep(LATE_MAX_S if "late messages" in self.knobs.faults else 1.0)
-        await self._come_to_rest("after the faults", HEALING_S * self.knobs.pace)
-        await self._rest()
-        await self._one_more_update(workload)
-        await self._newcomer(workload)
-
-    def heal(self) -> None:
-        self.network.heal()
-        self.stores.heal()
-        self._down_until_s.clear()
-        for process in (*(gateway.process for gateway in self.living_gateways()), *([self.driver.workers] if self.driver else [])):
-            process.paused_until_s = 0.0
-        for slot in range(self.knobs.gateways):
-            self.start_gateway(slot)
-        self.start_pipeline()
-        for application in self.applications:
-            self._start_client(application)
-
-    async def _end_twins(self) -> None:
-        """Of two that run with one state, one is told. Then: what a twin acknowledged the other never saw, and it begins anew."""
-        await self._come_to_rest("with two processes of one state", HEALING_S * self.knobs.pace, [self.twins])
-        for clone in self.clones:
-            clone.kill()
-        for application in self.applications:
-            if application.cloned:
-                application.kill()
-                application.install()
-                application.start()
-
-    async def _come_to_rest(self, when: str, within_s: float, checkers: Sequence[Checker] = ()) -> None:
-        began_s = self.loop.time()
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            reasons = ((checker, reason) for checker in checkers or self.checkers if (reason := checker.reason(self)) is not None)
-            checker, reason = next(reasons, (None, ""))
-            if checker is None:
-                return
-            if self.loop.time() - began_s > within_s:
-                raise checker.broken(f"{when}, {within_s:g} s later: {reason}")
-            if self.loop.steps > _STEPS_MAX:
-                raise self.storm.broken(f"{_STEPS_MAX:,} turns of the loop and no rest: {reason}")
-
-    async def _rest(self) -> None:
-        before = self.network.counts["sent"]
-        await asyncio.sleep(_REST_S)
-        self.storm.at_rest(self, _REST_S, self.network.counts["sent"] - before)
-
-    async def _one_more_update(self, workload: Workload) -> None:
-        """In a healthy world, news travel without a retry, and cost a few messages for each who hears of them."""
-        before, began_s = self.network.counts["sent"], self.loop.time()
-        listeners = workload.one_more_update()
-        crowded = self.knobs.outstanding_max < listeners  # more than memory takes: the rest comes a few at a time
-        await self._come_to_rest("after one more update", HEALING_S if crowded else PROMPT_S * self.knobs.pace)
-        self.storm.after_updates(self, self.loop.time() - began_s, self.network.counts["sent"] - before, listeners)
-
-    async def _newcomer(self, workload: Workload) -> None:
-        before = self.stores.appended_to("registrations")
-        self.newcomers.newcomer = workload.newcomer()
-        await self._come_to_rest("with a newcomer", NEWCOMER_S * self.knobs.pace)
-        self.storm.after_registrations(self.knobs.objects, self.stores.appended_to("registrations") - before)
-
     def _end(self) -> None:
         self._over = True
         outcome = self.outcome
@@ -386,7 +339,9 @@ class World:
             **{f"fault: {name}": count for name, count in sorted(self.nemesis.done.items())},
             **{f"network: {name}": count for name, count in self.network.counts.items()},
             **{f"stores: {name}": count for name, count in sorted(self.stores.counts.items())},
-            "published": sum(len(truth.versions) for truth in self.truth.values()),
+            **{f"sweep: {name}": count for name, count in sorted(self.sweeps.items())},
+            **{f"swept: {name}": count for name, count in sorted(self.kept.counts.items())},
+            "published": sum(len(truth.serials) for truth in self.truth.values()),
         }
         for application in (*self.applications, *self.clones):
             application.kill()
@@ -395,6 +350,8 @@ class World:
         for gateway in self.gateways.values():
             gateway.process.kill()
         self.backend.process.kill()
+        for operator in self.operators:
+            operator.process.kill()
         self.loop.set_exception_handler(lambda loop, context: None)
         pending = asyncio.all_tasks(self.loop)
         for task in pending:
@@ -407,40 +364,6 @@ class World:
 
 async def _gathered(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.wait(tasks, timeout=1.0)
-
-
-def _settings(knobs: Knobs) -> Settings:
-    # Shorter than in service, in the same proportions: a healed world is at rest within minutes of its own time.
-    pace = knobs.pace
-    demo = ApplicationSettings(
-        heartbeat_s=knobs.heartbeat_s * pace,
-        offline_s=4 * knobs.heartbeat_s * pace,
-        keepalive_s=10.0 * pace,
-        retry_min_s=1.0,
-        retry_max_s=8.0 * pace,
-        connect_max_s=8.0 * pace,
-        resend_min_s=1.0,
-        resend_max_s=8.0 * pace,
-    )
-    return Settings(
-        partitions=knobs.partitions,
-        applications={"demo": demo},
-        fan_out_above=knobs.fan_out_above,
-        records_per_batch_max=knobs.records_per_batch_max,
-        rows_cached_max=knobs.rows_cached_max,
-        outstanding_max=knobs.outstanding_max,
-        operations_per_message_max=knobs.operations_per_message_max,
-        settling_s=knobs.settling_s * pace,
-        ack_wait_ms=knobs.ack_wait_ms,
-        propagation_timeout_s=1.0,
-        member_heartbeat_s=1.0 * pace,
-        member_timeout_s=5.0 * pace,
-        mark_poll_s=1.0 * pace,
-        mark_bucket_s=4.0 * pace,
-        mark_retention_s=40.0 * pace,
-        scan_s=15.0 * pace,
-        scratch_every_s=10.0 * pace,
-    )
 
 
 def simulate(knobs: Knobs, trace: bool = True) -> Outcome:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+SWEEPS: Final = "sweeps"
 
 
 class Edit(NamedTuple):
@@ -17,7 +19,7 @@ class Mutant:
     name: str
     edits: tuple[Edit, ...]
     traps: tuple[int, ...] = ()  # the numbers of the traps that it falls into (docs/correctness.md)
-    needs: tuple[str, ...] = ()  # faults without which it does no harm: other worlds are not searched
+    needs: tuple[str, ...] = ()  # faults, or sweeps, without which it does no harm: other worlds are not searched
     breaks: str = ""  # the checker that is to catch it, where another might be quicker
 
 

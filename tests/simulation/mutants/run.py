@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from tests.simulation.mutants.gallery import GALLERY
-from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.mutant import SWEEPS, Mutant
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +79,8 @@ def first_failure(seeds: Iterable[int], needs: Iterable[str] = (), breaks: str =
 
     for seed in seeds:
         knobs = draw(seed)
-        if not knobs.faults.issuperset(needs):
+        happens = knobs.faults | ({SWEEPS} if knobs.sweep_pause_s else set())
+        if not happens.issuperset(needs):
             continue
         outcome = simulate(knobs, trace=False)
         if outcome.failure is not None and breaks in ("", outcome.checker):

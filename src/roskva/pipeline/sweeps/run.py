@@ -37,7 +37,8 @@ def run_sweep(
     stopping: Callable[[], bool] = lambda: False,
     now_ms: Callable[[], int] = clock_ms,
 ) -> Record:
-    """Sweep all partitions and answer the record of it. What a job raises is raised, once it is recorded.
+    """Sweep all partitions and answer the record of it. Where a job fails, the others go on, and the record says so in the end. What
+    the job of a repair raises is raised, once it is recorded.
 
     `before` is the record of an earlier one that was cut short, if this one is to go on from it. `between` is called between
     partitions. Once `stopping` says so, it ends before the next one.
@@ -48,8 +49,9 @@ def run_sweep(
     _note(table, record, now_ms)
     try:
         while record.partition < partitions:
-            swept = job(request, record, record.partition)
-            record = msgspec.structs.replace(record, partition=record.partition + 1, swept=record.swept.plus(swept))
+            swept, failed = _swept(job, request, record, stopping)
+            error = failed or record.error
+            record = msgspec.structs.replace(record, partition=record.partition + 1, swept=record.swept.plus(swept), error=error)
             if record.partition < partitions:
                 _note(table, record, now_ms)
                 between()
@@ -57,15 +59,30 @@ def run_sweep(
                     return _end(table, record, STOPPED, now_ms)
     except BaseException as error:
         if isinstance(error, Exception) and not stopping():
-            _end(table, record, FAILED, now_ms, f"{type(error).__name__}: {error}".splitlines()[0])
+            _end(table, record, FAILED, now_ms, _first_line(error))
         else:
             _end(table, record, STOPPED, now_ms)  # Spark ends under it
         raise
-    return _end(table, record, DONE, now_ms)
+    return _end(table, record, FAILED if record.error else DONE, now_ms)
+
+
+def _swept(job: Job, request: Request, record: Record, stopping: Callable[[], bool]) -> tuple[Swept, str]:
+    """What was done of a partition; and why not, if its job failed: the others go on, and it is swept again with the next sweep."""
+    try:
+        return job(request, record, record.partition), ""
+    except Exception as error:
+        if request.sweep in BEGUN_ANEW or stopping():
+            raise
+        log.exception("the sweep %s failed in partition %d; it goes on with the next", request.sweep, record.partition)
+        return Swept(left=1, counts={"partitions_failed": 1}), _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _end(table: Table, record: Record, state: str, now_ms: Callable[[], int], error: str = "") -> Record:
-    record = msgspec.structs.replace(record, state=state, ended_ms=now_ms(), written_ms=now_ms(), error=error)
+    record = msgspec.structs.replace(record, state=state, ended_ms=now_ms(), written_ms=now_ms(), error=error or record.error)
     _note(table, record, now_ms)
     return record
 

@@ -2,9 +2,9 @@
 
 A version whose object's row failed is first tried there: while the row still fails, the version stays where it is, and an outage
 of hours costs one try per object and sweep. Then it is appended to the feed: only the Matcher's task knows whom to tell (trap 14).
-A client that was not told is told from here, it alone: all others have heard. Last, exactly the cell that was dealt with is
-forgotten. Whoever dies in between leaves it, and a repeat does no harm; what is put aside again meanwhile is another cell.
-Imports no Spark.
+A client that was not told is told from here, it alone: all others have heard. An invalidation goes back to the fan-out. Last, exactly
+the cell that was dealt with is forgotten. Whoever dies in between leaves it, and a repeat does no harm; what is put aside again
+meanwhile is another cell. Imports no Spark.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from roskva.errors import FeedFull, Unavailable
-from roskva.feed.interface import UPDATES, Entry
+from roskva.feed.interface import FAN_OUTS, UPDATES, Entry
+from roskva.feed.known import UNPROVEN
 from roskva.matcher.cells import object_row, version_cell
+from roskva.matcher.events import encode_invalidation
 from roskva.matcher.forms import Stamp
-from roskva.matcher.scratch import SCRATCH, Homeless, read_cell
+from roskva.matcher.scratch import SCRATCH, Homeless, Unwalked, read_cell
 from roskva.model import PUT_ASIDE, Propagation, name_to_text, split_object_key
 from roskva.pipeline.breaker import Pieces
 from roskva.pipeline.connections import Connections
@@ -41,7 +43,7 @@ T = TypeVar("T")
 class _Found(NamedTuple):
     row: RowKey
     cell: Cell
-    stands_for: Homeless | Propagation
+    stands_for: Homeless | Propagation | Unwalked
 
 
 class ScratchSweep:
@@ -60,7 +62,9 @@ class ScratchSweep:
             if not self._dry_run:
                 homeless = [one for one in found if isinstance(one.stands_for, Homeless)]
                 untold = [one for one in found if isinstance(one.stands_for, Propagation)]
+                unwalked = [one for one in found if isinstance(one.stands_for, Unwalked)]
                 done = self._forgotten(self._brought_home(homeless)) + self._forgotten(self._told_now(untold))
+                done += self._forgotten(self._in_pieces(unwalked, self._walk_on))
                 swept.done += done
                 swept.left += len(found) - done
         return swept
@@ -69,17 +73,27 @@ class ScratchSweep:
         """Those that are in the feed again."""
         by_partition: dict[int, list[_Found]] = {}
         for one in found:
-            by_partition.setdefault(object_row(one.stands_for.object, self._partitions).partition, []).append(one)
+            if isinstance(one.stands_for, Homeless):
+                by_partition.setdefault(object_row(one.stands_for.object, self._partitions).partition, []).append(one)
         return [one for some in by_partition.values() for one in self._in_pieces(some, self._write_home)]
 
     def _write_home(self, found: Sequence[_Found]) -> None:
         """Raises if any of their rows still fails, or if the feed takes no more."""
         homeless = [one.stands_for for one in found if isinstance(one.stands_for, Homeless)]
         self._connected.table.write(
-            [Mutation(object_row(one.object, self._partitions), [version_cell(one.version, "", one.incarnation)]) for one in homeless]
+            # The Matcher's task, which it comes to again, decides whether it counts as known.
+            [Mutation(object_row(one.object, self._partitions), [version_cell(one.version, "", UNPROVEN)]) for one in homeless]
         )
         self._connected.feed.append(UPDATES, [as_entry(one) for one in homeless])
         reached("scratch: brought home")
+
+    def _walk_on(self, found: Sequence[_Found]) -> None:
+        """Back to the fan-out, each from where it was."""
+        for one in found:
+            if isinstance(one.stands_for, Unwalked):
+                invalidation, partition = one.stands_for
+                entry = Entry(invalidation.invalidate, encode_invalidation(invalidation))
+                self._connected.feed.append_to(FAN_OUTS, partition, [entry])
 
     def _told_now(self, found: Sequence[_Found]) -> list[_Found]:
         """Those of clients that have heard by now, or need not hear any more."""
@@ -112,7 +126,7 @@ class ScratchSweep:
 def as_entry(homeless: Homeless) -> Entry:
     """A record of the feed "updates": in the standard form, without a source, and marked as brought back once more."""
     application, epoch, name = split_object_key(homeless.object)
-    stamp = Stamp(application, epoch, again=True, incarnation=homeless.incarnation, rounds=homeless.rounds + 1)
+    stamp = Stamp(application, epoch, again=True, since=homeless.since, rounds=homeless.rounds + 1)
     value = msgspec.json.encode({"object": name_to_text(name), "version": homeless.version})
     return Entry(homeless.object, value, stamp.encode())
 
