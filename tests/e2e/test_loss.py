@@ -27,7 +27,9 @@ LOSSES = {
     "the Matcher's table": ["table/matcher-*"],
     "the feed": ["feed/*"],
     "the Registrar's table": ["table/registrar-*"],
-    "all tables and the feed": ["table/*", "feed/*"],
+    "the manifest": ["manifest.db*"],
+    "scratch, marks and members": ["table/scratch-*", "table/marks-*", "table/members-*"],
+    "all of the data directory but the keys": ["table/*", "feed/*", "lost/*", "checkpoints/**/*", "manifest.db*"],
 }
 
 
