@@ -210,6 +210,9 @@ class Nemesis:
         if self.world.knobs.heartbeat_s > _SHORT_HEARTBEAT_S:
             for slot in range(self.world.knobs.gateways):
                 self.world.kill_gateway(slot, restart_after_s=self._chance.choice((0.1, 1.0)))
+        self.drift()
+
+    def drift(self) -> None:
         rows = self.world.stores.rows
         regs = [
             (key, name)

@@ -74,7 +74,7 @@ OF_THE_SWEEPS: Final[tuple[Mutant, ...]] = (
         "    if created is None or registration is None:\n        return True\n",
         "    if created is None or registration is None:\n        return False\n",
         26,
-        needs=(SWEEPS,),
+        needs=(SWEEPS, "lose registrar partition"),
         breaks="ViewsAgree",
     ),
     mutant(
@@ -147,12 +147,5 @@ OF_THE_SWEEPS: Final[tuple[Mutant, ...]] = (
         "registrar.recovery",
         "        if not self._scan or self.on_their_way > self._settings.unfinished_max // 2:\n",
         "        if self._scan:\n",
-    ),
-    mutant(
-        "an acknowledged unknown covers nothing that was shown before",
-        "client.handover",
-        "(notification.epoch, -1), marks.covered)\n",
-        "(notification.epoch, -1))\n",
-        needs=("lose everything",),
     ),
 )
