@@ -129,7 +129,7 @@ def test_a_sweep_that_fails_says_why_in_one_line(
     spark_stand_in(job)
     assert main(["sweep", "collect", "--data", str(settings.data)]) == 1
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
-    assert said.startswith("roskva: The sweep collect failed: the worker died")
+    assert said.startswith("roskva: The sweep collect failed: RuntimeError: the worker died")
     records = read_records(open_table(settings))
     assert records["collect"].state == FAILED
     assert "zombies" not in records, "what should follow does not"

@@ -23,7 +23,7 @@ from roskva.config import Settings
 from roskva.errors import InvalidSetting, RoskvaError
 from roskva.pipeline.repair import lost_in, partitions_to_repair
 from roskva.pipeline.sweeps.frame import KINDS, Request, wanted
-from roskva.pipeline.sweeps.record import DONE, Record, clock_ms, read_record
+from roskva.pipeline.sweeps.record import DONE, FAILED, Record, clock_ms, read_record
 from roskva.pipeline.sweeps.run import Job, run_sweep
 from roskva.table import open_manifest, open_table
 from roskva.table.interface import Table
@@ -100,7 +100,9 @@ class _Work(threading.Thread):
                 self._failed = f"The sweep {request.sweep} failed: {(str(error) or type(error).__name__).splitlines()[0]}"
             finally:
                 watch.end()
-            if self._failed is None:
+            if self._failed is None and record.state == FAILED:
+                self._failed = f"The sweep {request.sweep} failed: {record.error}"
+            elif self._failed is None:
                 self._complete &= record.state == DONE and not record.swept.left
                 _show(record, self._arguments)
 

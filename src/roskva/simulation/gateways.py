@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from roskva.simulation.clients import ClientEnd
     from roskva.simulation.world import World
 
+_RESET_S = 0.05
+
 
 class GatewayEnd:
     """A client's connection as the gateway has it (gateway.routing.Connection)."""
@@ -42,8 +44,10 @@ class GatewayEnd:
 
     def send(self, data: bytes) -> None:
         if self.open:
-            client = self._client
-            self._gateway.world.network.post(self._gateway.process, client.process, lambda: client.received(data))
+            client, world = self._client, self._gateway.world
+            if not client.process.alive and not world.faulty:  # its machine is reached again, and says that nobody is there
+                world.loop.call_later(_RESET_S, self.gone, context=self._gateway.process.context.copy())
+            world.network.post(self._gateway.process, client.process, lambda: client.received(data))
 
     def close(self, code: str) -> None:
         if self.open:

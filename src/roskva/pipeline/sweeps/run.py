@@ -73,8 +73,10 @@ def _swept(job: Job, request: Request, record: Record, stopping: Callable[[], bo
     except Exception as error:
         if request.sweep in BEGUN_ANEW or stopping():
             raise
-        log.exception("the sweep %s failed in partition %d; it goes on with the next", request.sweep, record.partition)
-        return Swept(left=1, counts={"partitions_failed": 1}), _first_line(error)
+        why = _first_line(error)
+        log.error("the sweep %s failed in partition %d, and goes on with the next: %s", request.sweep, record.partition, why)
+        log.debug("the sweep %s failed", request.sweep, exc_info=error)
+        return Swept(left=1, counts={"partitions_failed": 1}), why
 
 
 def _first_line(error: BaseException) -> str:
