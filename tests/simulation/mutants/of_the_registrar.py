@@ -111,15 +111,6 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         needs=("lossy network", "drop connection"),
     ),
     mutant(
-        "a superseded session may speak",
-        "registrar.core",
-        "    return Admission.SUPERSEDED\n",
-        "    return Admission.WELCOME\n",
-        16,
-        37,
-        needs=("clone client",),
-    ),
-    mutant(
         "whoever marks does not look where the marks are now",
         "pipeline.blind",
         "    return {row.partition: head_in(found[row]) for row in rows}\n",

@@ -78,15 +78,6 @@ OF_THE_SWEEPS: Final[tuple[Mutant, ...]] = (
         breaks="ViewsAgree",
     ),
     mutant(
-        "what was put aside is forgotten before it is in the feed again",
-        "pipeline.sweeps.scratched",
-        "                done = self._forgotten(self._brought_home(homeless)) + self._forgotten(self._told_now(untold))\n",
-        "                done = self._forgotten(homeless) + self._forgotten(self._told_now(untold))\n"
-        "                self._brought_home(homeless)\n",
-        14,
-        needs=("refuse partition",),
-    ),
-    mutant(
         "what came while something was recovered counts as known afterwards",
         "feed.known",
         "    return known_since(record, partition, partitions) or UNPROVEN\n",
