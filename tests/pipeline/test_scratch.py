@@ -1,6 +1,6 @@
 """Rows that cannot be written: what is for them is put aside, everybody else is served, and a sweep brings it home (Thialfi 4.2.6).
 
-Real feed and table with injected faults, real tasks; no Spark.
+Real feed and table with injected faults, real tasks; no Spark. Long, since tasks, links, teller, fan-out and sweep share one stage.
 """
 
 from __future__ import annotations
