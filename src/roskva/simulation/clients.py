@@ -29,9 +29,8 @@ from roskva.protocol.messages import decode_server, encode
 from roskva.simulation.processes import Process
 
 if TYPE_CHECKING:
-    import asyncio
-
     from roskva.simulation.gateways import GatewayEnd, SimulatedGateway
+    from roskva.simulation.loop import Call
     from roskva.simulation.world import World
 
 _CONNECT_S = 3.0
@@ -121,8 +120,8 @@ class Application:
         self.stopped = False
         self.failures = 0
         self.connection: ClientEnd | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._reconnect: asyncio.TimerHandle | None = None
+        self._timer: Call | None = None
+        self._reconnect: Call | None = None
         nonce = lambda: base64.urlsafe_b64encode(self.chance.randbytes(9)).decode()  # noqa: E731
         self.core = ClientCore(
             "demo", self.device, random=self.chance.random, nonce=nonce, state=self.state, config=self.world.client_config
@@ -315,5 +314,5 @@ class Application:
         if self.running and not self.stopped:
             self.carry_out(self.core.tick(self.now_s()))
 
-    def _later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+    def _later(self, seconds: float, work: Callable[[], None]) -> Call:
         return self.world.loop.call_later(seconds, work, context=self.process.context.copy())
