@@ -17,6 +17,7 @@ from roskva.pipeline.session import find_java_home
 from roskva.table import opening as tables
 
 KEPT = "ROSKVA_CI_RUN"
+_WORLDS = ("tests/simulation/mutants/test_mutants.py", "tests/simulation/test_seeds.py")
 
 
 # How long one example takes says something of the machine and its load, and nothing of the code.
@@ -32,6 +33,23 @@ def pytest_configure(config: pytest.Config) -> None:
     # The first Java in the path may be one that Spark does not run on. Without any, the tests that need it say so themselves.
     with suppress(RoskvaError):
         os.environ["JAVA_HOME"] = str(find_java_home())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs in two processes. One has all that starts the real service, Spark or a browser, one after the other, so that they
+    share what they start and never meet; the other has the rest, file by file. The simulator's worlds come last: they take both cores.
+    """
+    turns = {item: _turn(item) for item in items}
+    for item, (_, group) in turns.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: turns[item][0])
+
+
+def _turn(item: pytest.Item) -> tuple[int, str]:
+    if any(item.get_closest_marker(name) for name in ("e2e", "spark", "browser")):
+        return 0, "real"
+    file = item.path.relative_to(item.config.rootpath).as_posix()
+    return 2 if file in _WORLDS else 1, file
 
 
 @pytest.hookimpl(wrapper=True)

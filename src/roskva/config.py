@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from roskva.address import PORT_MAX, host_and_port
 from roskva.errors import InvalidApplication, InvalidSetting
-from roskva.model import APPLICATION_PATTERN, check_application
+from roskva.model import APPLICATION_PATTERN, DAY_S, check_application
 
 FILE_NAME: Final = "roskva.toml"
 DATA: Final = Path("roskva-data")
@@ -28,7 +28,6 @@ OTHER_VARIABLES: Final = frozenset({"ROSKVA_URL", "ROSKVA_CONFIG", "ROSKVA_CI_RU
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
 
 _SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_SECONDS_PER_DAY: Final = 86_400
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
@@ -182,7 +181,7 @@ class Settings:
     @property
     def replay_days(self) -> int:
         """After so many days nothing that was in the feed, or in a process that stood still, can come back."""
-        return math.ceil(self.feed_retention_s / _SECONDS_PER_DAY) + self.outage_days_max
+        return math.ceil(self.feed_retention_s / DAY_S) + self.outage_days_max
 
 
 # What must not be smaller than what: (where, smaller, larger).

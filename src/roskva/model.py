@@ -24,6 +24,8 @@ BASE64_MARK: Final = "base64:"
 ClientId = NewType("ClientId", str)
 # application, epoch and name in one sortable byte string: the row key of the Matcher, and what cells of the Registrar name.
 ObjectKey = NewType("ObjectKey", bytes)
+EPOCH_MAX: Final = 2**32 - 1  # it has four bytes of the key
+DAY_S: Final = 86_400  # what was long ago is counted in days since 1970
 
 
 def object_key(application: str, epoch: int, name: bytes) -> ObjectKey:

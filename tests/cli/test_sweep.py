@@ -179,6 +179,7 @@ def test_the_status_shows_the_last_sweep_of_each_kind() -> None:
     assert shown[2].endswith("0 refused: RuntimeError: no")
 
 
+@pytest.mark.spark
 def test_it_runs_by_itself_on_spark_without_a_service(settings: Settings) -> None:
     """The whole way: a session of its own, the tasks in its workers, the record, the summary, and no process left behind."""
     command = [sys.executable, "-m", "roskva", "sweep", "collect", "--data", str(settings.data), "--set", "pipeline_memory=512m"]

@@ -1,29 +1,36 @@
-"""One service for the tests that leave it as they found it; those that kill or stop it start their own."""
+"""One service for the tests that leave it as they found it; another for those that break it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from .load import Backend
 from .service import Service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(tmp_path_factory.mktemp("e2e") / "data").start()
     try:
         yield service
     finally:
-        service.stop()
+        took_s = service.stop()
+    assert took_s < 10.0, "Ctrl-C stops it within ten seconds"
 
 
-@pytest.fixture
-def own_service(tmp_path: Path) -> Iterator[Service]:
-    """A service of one test, which may break it."""
-    service = Service(tmp_path / "data").start()
+@pytest.fixture(scope="package")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One for those that kill its parts and delete its files. They begin when it is whole, and leave it whole; the last one kills it."""
+    service = Service(tmp_path_factory.mktemp("breakable") / "data").start()
     try:
         yield service
     finally:
         service.stop()
+
+
+@pytest.fixture(scope="package")
+def backend(breakable: Service) -> Backend:
+    """The application behind that service: what it published once, it never publishes again."""
+    return Backend()

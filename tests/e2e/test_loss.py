@@ -4,7 +4,10 @@ registered for. Then, in the same service and under the same load, an applicatio
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 import roskva
 
 from .load import OBJECTS, Backend, Follower
-from .service import Service
+from .service import Service, alive, command_of, descendants_of
 
 CLIENTS = 6
 INFORMED_S = 90.0
@@ -33,14 +36,14 @@ LOSSES = {
 }
 
 
-async def test_whatever_is_deleted_under_load_every_client_is_informed(own_service: Service, tmp_path: Path) -> None:
-    backend, over = Backend(), asyncio.Event()
+async def test_whatever_is_deleted_under_load_every_client_is_informed(breakable: Service, backend: Backend, tmp_path: Path) -> None:
+    over = asyncio.Event()
     followers = [Follower(backend, random.sample(OBJECTS, 5)) for _ in range(CLIENTS)]
     async with AsyncExitStack() as stack:
-        publisher = await stack.enter_async_context(roskva.Publisher(own_service.url, application="demo", retry_for_s=120))
-        clients = [await stack.enter_async_context(roskva.Client(own_service.url, application="demo")) for _ in followers]
+        publisher = await stack.enter_async_context(roskva.Publisher(breakable.url, application="demo", retry_for_s=120))
+        clients = [await stack.enter_async_context(roskva.Client(breakable.url, application="demo")) for _ in followers]
         following = [asyncio.create_task(one.follow(client)) for one, client in zip(followers, clients, strict=True)]
-        publishing = asyncio.create_task(backend.publish_until(own_service.url, over))
+        publishing = asyncio.create_task(backend.publish_until(breakable.url, over))
         async with asyncio.timeout(INFORMED_S):
             while any(-1 in one.learned.values() for one in followers):
                 await asyncio.sleep(0.1)
@@ -48,16 +51,16 @@ async def test_whatever_is_deleted_under_load_every_client_is_informed(own_servi
             backend.resting = set(random.sample(OBJECTS, 6))
             await asyncio.gather(*(backend.publish(publisher, name) for name in backend.resting))  # perhaps not matched yet
             if what == OVERWRITTEN:
-                await _overwrite(own_service, patterns)
+                await _overwrite(breakable, patterns)
             elif patterns:
-                _delete(own_service, patterns)
+                _delete(breakable, patterns)
             else:
-                await _ordered(own_service, "drop", "all", "--data", str(own_service.data), "--yes")
+                await _ordered(breakable, "drop", "all", "--data", str(breakable.data), "--yes")
             await _informed(followers, backend.resting, f"after the loss of {what}")
             await asyncio.gather(*(backend.publish(publisher, name) for name in backend.resting))
             await _informed(followers, backend.resting, f"of the next version, after the loss of {what}")
             assert not publishing.done(), publishing.exception()
-        await _reset_and_invalidated(own_service, publisher, tmp_path)
+        await _reset_and_invalidated(breakable, publisher, tmp_path)
         over.set()
         await asyncio.wait_for(publishing, 150)
         await _informed(followers, set(OBJECTS), "when all is over")
@@ -138,3 +141,14 @@ async def _informed(followers: list[Follower], names: set[str], when: str) -> No
     except TimeoutError:
         behind = [{name: gap for name, gap in one.behind().items() if name in names} for one in followers]
         raise AssertionError(f"{when}, somebody is not informed: {behind}") from None
+
+
+def test_not_even_spark_outlives_a_supervisor_that_was_killed(breakable: Service) -> None:
+    """The last test of this service."""
+    family = descendants_of(breakable.pid)
+    assert len(family) >= 3  # gateway, driver, JVM
+    os.kill(breakable.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 15
+    while left := [pid for pid in family if alive(pid)]:
+        assert time.monotonic() < deadline_s, [command_of(pid) for pid in left]
+        time.sleep(0.1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,8 @@ import roskva
 from .service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -46,6 +50,18 @@ def test_watch_shows_what_publish_publishes(service: Service) -> None:
         published = service.run("publish", f"demo/{name}", "7")
         assert published.returncode == 0, published.stderr
         assert json.loads(watch.stdout.readline())["version"] == 7
+
+
+def test_the_python_of_the_readme_works(service: Service, tmp_path: Path) -> None:
+    program = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    program = program.replace("http://127.0.0.1:8470", service.url)
+    running = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"hello 7\n"
+    finally:
+        running.kill()
+        running.communicate()
 
 
 async def test_the_latest_version_reaches_every_registered_client_and_they_are_in_sync(service: Service) -> None:
@@ -87,9 +103,9 @@ async def test_fetch_then_register_has_no_gap_and_no_extra_fetch(service: Servic
             assert notification.version == 6
 
 
-async def test_a_client_with_state_goes_on_under_its_id_and_hears_only_what_it_missed(service: Service, tmp_path: object) -> None:
+async def test_a_client_with_state_goes_on_under_its_id_and_hears_only_what_it_missed(service: Service, tmp_path: Path) -> None:
     name = f"state-{uuid.uuid4().hex[:8]}"
-    state = f"{tmp_path}/me.state"
+    state = tmp_path / "me.state"
     async with roskva.Publisher(service.url, application="demo") as publisher:
         async with roskva.Client(service.url, application="demo", state=state) as client:
             await client.register(name)
@@ -144,6 +160,21 @@ def test_what_is_malformed_becomes_a_dead_letter_that_the_cli_shows(service: Ser
         assert time.monotonic() < deadline_s, "the malformed update did not reach the dead letters"
         time.sleep(0.3)
     assert "invalid-version" in shown.stdout
+
+
+def test_what_the_service_refuses_is_one_clear_line(service: Service) -> None:
+    refused = service.run("publish", "nobody/x", "1")
+    assert refused.returncode == 1
+    assert "There is no application 'nobody' here." in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_doctor_knows_who_holds_the_port(service: Service) -> None:
+    looked = service.run("doctor", "--json", "--data", str(service.data), "--listen", service.url.removeprefix("http://"))
+    states = {check["name"]: check for check in json.loads(looked.stdout)}
+    assert states["port"]["state"] == "ok"
+    assert "Roskva" in states["port"]["what"]
+    assert states["manifest"]["state"] == "ok"
 
 
 def test_status_shows_the_pipeline_at_work(service: Service) -> None:

@@ -13,11 +13,11 @@ from roskva.errors import FeedFull, Unavailable
 from roskva.feed import FAN_OUTS, UPDATES, open_feed
 from roskva.feed.interface import Entry
 from roskva.feed.lanes import Appended
-from roskva.gateway.commands import EPOCH_MAX, Commands
+from roskva.gateway.commands import Commands
 from roskva.gateway.service import Gateway
 from roskva.matcher.events import Invalidation, decode_fan_out
 from roskva.matcher.forms import Stamp
-from roskva.model import object_key, partition_of
+from roskva.model import EPOCH_MAX, object_key, partition_of
 from roskva.table import open_manifest
 
 

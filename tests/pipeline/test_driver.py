@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from roskva.config import Settings
-from roskva.model import OUTCOME_UPDATE, ObjectKey
+from roskva.model import OUTCOME_UPDATE
 from roskva.pipeline.health import RUNNING, STOPPED, Health, read_health
 from roskva.table import open_table
 from tests.pipeline.standin import RegistrarStandIn, publish, register, settings_for, wait_until
@@ -96,95 +95,51 @@ def start_driver(tmp_path: Path) -> Iterator[Start]:
         driver.kill()
 
 
-class MidBatch(NamedTuple):
-    """A driver that told version 7 of x to a Registrar which holds its answer back."""
+class Observed:
+    """What the drivers of one data directory tell a Registrar, which holds its answers back when asked to."""
 
-    settings: Settings
-    registrar: RegistrarStandIn
-    key: ObjectKey
-    driver: Driver
-
-    def answer_from_now_on(self) -> None:
-        """Once it was killed: what is told from now on is told by its successor, and answered."""
-        self.registrar.told.clear()
-        self.registrar.answering.set()
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.registrar = RegistrarStandIn(settings)
+        self.key = register(settings, "c", "x", 1 << 32 | 1)
+        self.table = open_table(settings)
 
     def is_told(self, version: int) -> bool:
         return version in self.registrar.versions(self.key)
 
+    def is_told_from_the_oldest(self, version: int) -> bool:
+        return self.is_told(version) and any(told.outcome != OUTCOME_UPDATE for _, told in self.registrar.told)
+
+    def hold_back(self, version: int) -> None:
+        """A driver is in mid-batch: it told this version, and has no answer."""
+        self.registrar.answering.clear()
+        publish(self.settings, "x", version)
+        wait_until(lambda: self.is_told(version), 30, "the update, whose answer is held back")
+
+    def answer_from_now_on(self) -> None:
+        """Once a driver was killed: what is told from now on is told by its successor, and answered."""
+        self.registrar.told.clear()
+        self.registrar.answering.set()
+
+    def health(self) -> Health | None:
+        return read_health(self.table)
+
+    def has_caught_up(self, updates: int) -> bool:
+        known = self.health()  # written once a second: the first that we see may be older than the last publish
+        return known is not None and known.batch >= 0 and known.lag_total == 0 and known.counts.get("updates", 0) >= updates
+
 
 @pytest.fixture
-def mid_batch(tmp_path: Path, start_driver: Start) -> Iterator[MidBatch]:
-    settings = settings_for(tmp_path, propagation_timeout_s=60.0)
-    registrar = RegistrarStandIn(settings)
+def observed(tmp_path: Path) -> Iterator[Observed]:
+    observed = Observed(settings_for(tmp_path, propagation_timeout_s=60.0))
     try:
-        driver = start_driver()
-        key = register(settings, "c", "x", 1 << 32 | 1)
-        wait_until(lambda: registrar.versions(key) == [0], 90, "the registration")
-        registrar.answering.clear()
-        publish(settings, "x", 7)
-        wait_until(lambda: 7 in registrar.versions(key), 30, "the update, whose answer is held back")
-        yield MidBatch(settings, registrar, key, driver)
+        yield observed
     finally:
-        registrar.die()
+        observed.registrar.die()
 
 
-def test_killed_in_mid_batch_it_repeats_the_batch_and_then_stops_cleanly(mid_batch: MidBatch, start_driver: Start) -> None:
-    mid_batch.driver.kill()
-    mid_batch.answer_from_now_on()
-    second = start_driver()
-    wait_until(lambda: second.said("first batch done"), 90, "a batch after the restart")
-    # Not yet published again: only the repeat of the batch can bring it. (The first batch may be the registration's, repeated too.)
-    wait_until(lambda: mid_batch.is_told(7), 30, "nobody had answered for it: it is told again")
-    publish(mid_batch.settings, "x", 8)
-    wait_until(lambda: mid_batch.is_told(8), 30, "life goes on")
-
-    table = open_table(mid_batch.settings)
-
-    def health() -> Health | None:
-        return read_health(table)
-
-    def told_all() -> bool:
-        h = health()  # written once a second: the first that we see may be older than the last publish
-        return h is not None and h.batch >= 0 and h.lag_total == 0 and h.counts.get("updates", 0) >= 2
-
-    wait_until(told_all, 15, "health that counts both updates, without lag")
-    known = health()
-    assert known is not None
-    assert (known.state, known.pid) == (RUNNING, second.process.pid)
-    assert known.records >= 2
-    assert known.durations_ms["triggerExecution"] > 0
-
-    second.process.send_signal(signal.SIGTERM)
-    assert second.process.wait(15) == 0
-    wait_until(lambda: not second.family.alive(), 10, "no process stays behind")
-    last = health()
-    assert last is not None
-    assert last.state == STOPPED
-
-
-def test_killed_in_mid_batch_with_its_checkpoint_lost_it_begins_with_the_oldest_record(mid_batch: MidBatch, start_driver: Start) -> None:
-    """Only the driver's process is killed: its JVM may go on for a moment beside the successor, and must not spoil its checkpoint."""
-    first = mid_batch.driver.process
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait(10)
-    shutil.rmtree(mid_batch.settings.data / "checkpoints")
-    mid_batch.answer_from_now_on()
-    second = start_driver()
-
-    def from_the_oldest() -> bool:
-        outcomes = {told.outcome for _, told in mid_batch.registrar.told}
-        return mid_batch.is_told(7) and bool(outcomes - {OUTCOME_UPDATE})
-
-    wait_until(from_the_oldest, 90, "the update, and the registration, which had been done with")
-    publish(mid_batch.settings, "x", 8)
-    wait_until(lambda: mid_batch.is_told(8), 30, "life goes on")
-    assert second.said("first batch done")
-
-
-def test_a_checkpoint_that_spark_refuses_costs_repeats_and_nothing_else(tmp_path: Path, start_driver: Start) -> None:
-    settings = settings_for(tmp_path, propagation_timeout_s=60.0)
-    folder = tmp_path / "checkpoints" / "matching" / "1"
+def write_refused_checkpoint(data: Path) -> Path:
+    folder = data / "checkpoints" / "matching" / "1"
     for name, text in {
         "metadata": '{"id":"5b8d7b5c-0000-4000-8000-000000000000"}',
         "offsets/0": 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}\n{"updates":{}}\n{"of a second source":{}}',
@@ -192,15 +147,53 @@ def test_a_checkpoint_that_spark_refuses_costs_repeats_and_nothing_else(tmp_path
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    registrar = RegistrarStandIn(settings)
-    try:
-        key = register(settings, "c", "x", 1 << 32 | 1)
-        driver = start_driver()
-        wait_until(lambda: registrar.versions(key), 90, "the registration, from the oldest record")
-        assert [path.name for path in sorted(folder.parent.iterdir())] == ["1", "2", "3"], "the second was copied and refused"
-        assert driver.process.poll() is None
-    finally:
-        registrar.die()
+    return folder
+
+
+def test_a_refused_checkpoint_a_kill_in_mid_batch_and_a_lost_checkpoint_cost_repeats_and_nothing_else(
+    observed: Observed, start_driver: Start
+) -> None:
+    """Three drivers, one after the other: each start takes long."""
+    refused = write_refused_checkpoint(observed.settings.data)
+    first = start_driver()
+    wait_until(lambda: observed.is_told(0), 90, "the registration, from the oldest record")
+    assert [path.name for path in sorted(refused.parent.iterdir())] == ["1", "2", "3"], "the second was copied and refused"
+
+    observed.hold_back(7)
+    first.kill()
+    observed.answer_from_now_on()
+    second = start_driver()
+    wait_until(lambda: second.said("first batch done"), 90, "a batch after the restart")
+    # Not yet published again: only the repeat of the batch can bring it. (The first batch may be the registration's, repeated too.)
+    wait_until(lambda: observed.is_told(7), 30, "nobody had answered for it: it is told again")
+
+    observed.hold_back(8)
+    # Only the driver's process is killed: its JVM may go on for a moment beside the successor, and must not spoil its checkpoint.
+    os.kill(second.process.pid, signal.SIGKILL)
+    second.process.wait(10)
+    shutil.rmtree(observed.settings.data / "checkpoints")
+    observed.answer_from_now_on()
+    third = start_driver()
+    wait_until(lambda: observed.is_told_from_the_oldest(8), 90, "the update, and the registration, which had been done with")
+    publish(observed.settings, "x", 9)
+    wait_until(lambda: observed.is_told(9), 30, "life goes on")
+    assert third.said("first batch done")
+    check_health_and_clean_stop(observed, third)
+
+
+def check_health_and_clean_stop(observed: Observed, driver: Driver) -> None:
+    wait_until(lambda: observed.has_caught_up(2), 15, "health that counts both updates, without lag")
+    known = observed.health()
+    assert known is not None
+    assert (known.state, known.pid) == (RUNNING, driver.process.pid)
+    assert known.records >= 2
+    assert known.durations_ms["triggerExecution"] > 0
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.process.wait(15) == 0
+    wait_until(lambda: not driver.family.alive(), 10, "no process stays behind")
+    last = observed.health()
+    assert last is not None
+    assert last.state == STOPPED
 
 
 def test_it_ends_when_its_parent_dies(tmp_path: Path) -> None:

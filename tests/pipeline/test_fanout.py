@@ -373,6 +373,7 @@ def test_an_update_and_an_invalidation_of_one_object_are_both_told(
     values = [encode_update(Update(large, 3, "")), encode_invalidation(Invalidation(large)), b'{"invalidate": 1}', b'{"nonsense": "x"}']
     counts = FanOut(connected).run([origin(value, offset) for offset, value in enumerate(values)])
     assert sorted(told.outcome for _, told in registrar.told) == [OUTCOME_UPDATE] * 25 + [OUTCOME_LOST] * 25
+    assert counts.invalidated == 25
     assert counts.dead_letters == 2
 
 
@@ -383,11 +384,13 @@ def test_a_client_whose_row_cannot_be_written_is_put_aside_alone(
 
     def propagate(told: list[Propagation], **more: Any) -> Any:
         answer = original(told, **more)
-        return replace(answer, verdicts=[PUT_ASIDE if one.client == "c03" else SETTLED for one in told])
+        special = {"c03": PUT_ASIDE, "c04": DROP_COPY}
+        return replace(answer, verdicts=[special.get(one.client, SETTLED) for one in told])
 
     monkeypatch.setattr(connected.links, "propagate", propagate)
     counts = invalidate(connected, (0, Invalidation(large)))
-    assert counts.scratched == 1
+    assert (counts.scratched, counts.dropped_copies) == (1, 1)
+    assert counts.invalidated == len(CLIENTS) - 2, "neither who is still to be told, nor who is gone"
     (untold,) = put_aside(connected)
     assert isinstance(untold, Propagation)
     assert (untold.client, untold.object, untold.outcome) == ("c03", large, OUTCOME_LOST)

@@ -14,6 +14,7 @@ from roskva.feed import open_feed
 from roskva.feed.interface import UPDATES, Entry
 from roskva.matcher.cells import IDLE, VERSION, idle_cell, read_copies, registration_cell, version_cell
 from roskva.matcher.core import accept, collapse, match
+from roskva.matcher.scratch import ATTEMPTS, Homeless, homeless_cell, place
 from roskva.model import (
     OUTCOME_UNKNOWN,
     OUTCOME_UPDATE,
@@ -124,21 +125,21 @@ def test_an_update_before_the_row_is_read_begins_the_days_again(settings: Settin
 
 
 @pytest.mark.parametrize(
-    ("place", "outcome"),
+    ("when", "outcome"),
     [
         ("read, then both, then forgotten", OUTCOME_VERSION),
         ("written, forgotten, then read", OUTCOME_UNKNOWN),
         ("forgotten, then both", OUTCOME_UNKNOWN),
     ],
 )
-def test_a_registration_in_flight_is_kept_and_answered(settings: Settings, place: str, outcome: int) -> None:
+def test_a_registration_in_flight_is_kept_and_answered(settings: Settings, when: str, outcome: int) -> None:
     row, task = idle_object(settings), Matcher(settings, registration())
     hooks: dict[str, tuple[dict[str, Callable[[], object]], dict[str, Callable[[], object]]]] = {
         "read, then both, then forgotten": ({}, {"scan": task.run}),
         "written, forgotten, then read": ({"forget": task.write}, {"forget": task.read}),
         "forgotten, then both": ({}, {"forget": task.run}),
     }
-    sweep(settings, "objects", LATER, connected=interrupted(settings, *hooks[place]))
+    sweep(settings, "objects", LATER, connected=interrupted(settings, *hooks[when]))
     assert [one.outcome for one in task.told] == [outcome]
     assert VERSION not in cells_of(settings, row)
     assert [copy.seqno for copy in read_copies(cells_of(settings, row))] == [SEQNO + 5]
@@ -148,8 +149,8 @@ def test_a_registration_in_flight_is_kept_and_answered(settings: Settings, place
 
 
 @pytest.mark.parametrize("version", [10, 11])
-@pytest.mark.parametrize("place", ["before", "between", "after"])
-def test_an_update_in_flight_is_not_forgotten_and_told_to_whoever_registers(settings: Settings, version: int, place: str) -> None:
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_an_update_in_flight_is_not_forgotten_and_told_to_whoever_registers(settings: Settings, version: int, when: str) -> None:
     """A registration lands in the middle of it all: it hears of the version, or of unknown after it."""
     row, update, newcomer = idle_object(settings), Matcher(settings, Update(KEY, version, "")), Matcher(settings, registration())
 
@@ -162,8 +163,8 @@ def test_an_update_in_flight_is_not_forgotten_and_told_to_whoever_registers(sett
         "between": ({"forget": both}, {"forget": update.read}),
         "after": ({}, {"forget": update.run}),
     }
-    sweep(settings, "objects", LATER, connected=interrupted(settings, *hooks[place]))
-    if place != "between":
+    sweep(settings, "objects", LATER, connected=interrupted(settings, *hooks[when]))
+    if when != "between":
         newcomer.run()
     told = [(one.outcome, one.version) for one in (*newcomer.told, *update.told)]
     assert (OUTCOME_VERSION, version) in told or (OUTCOME_UNKNOWN, 0) in told
@@ -241,6 +242,33 @@ def test_while_the_feed_does_not_tell_nothing_is_forgotten(settings: Settings, m
     monkeypatch.setattr(open_feed(settings), "oldest", fail)
     assert sweep(settings, "objects", LATER).counts["feed_not_read"] == settings.partitions
     assert VERSION in cells_of(settings, row)
+
+
+@pytest.mark.parametrize("attempt", range(ATTEMPTS))
+def test_nothing_is_forgotten_of_an_object_while_a_version_of_it_waits_in_scratch(settings: Settings, attempt: int) -> None:
+    """Else an older version than the forgotten one would come home, however late, and count as the latest."""
+    row = idle_object(settings)
+    other = an_object(settings, V10, key=object_key("demo", 0, b"another object"))
+    sweep(settings, "objects")
+    waits = homeless_cell(Homeless(KEY, 9, 1))
+    write(settings, place(waits, attempt, settings.partitions), waits)
+    swept = sweep(settings, "objects", LATER)
+    assert (swept.done, swept.counts["objects"], swept.counts["in_scratch"]) == (2, 1, 1)
+    assert set(cells_of(settings, row)) >= {VERSION, IDLE}
+    assert cells_of(settings, other) == {}
+    open_table(settings).forget([Mutation(place(waits, attempt, settings.partitions), [waits])])
+    assert sweep(settings, "objects", LATER).done == 2
+
+
+def test_while_scratch_does_not_tell_nothing_is_forgotten(settings: Settings) -> None:
+    row = idle_object(settings)
+
+    def fail() -> None:
+        raise PartitionUnavailable("as the test says", "scratch-0")
+
+    swept = sweep(settings, "objects", LATER, connected=interrupted(settings, before={"read": fail}))
+    assert (swept.left, swept.done, swept.counts["objects"]) == (1, 0, 0)
+    assert set(cells_of(settings, row)) >= {VERSION, IDLE}
 
 
 def test_a_row_that_is_no_objects_holds_up_nobody(settings: Settings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from roskva.config import Settings
+from roskva.errors import PartitionUnavailable
 from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, object_key, partition_of
 from roskva.pipeline import repair as repair_module
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair, registrations_to_repair
 from roskva.pipeline.sweeps import Request, Swept, jobs, schedule
-from roskva.pipeline.sweeps.record import Record
+from roskva.pipeline.sweeps.record import SWEEPS_ROW, Record, Repaired, read_records, read_repaired, write_repaired
 from roskva.pipeline.sweeps.repairs import Repairs
 from roskva.pipeline.sweeps.schedule import Schedule
 from roskva.pipeline.telling import Counts
 from roskva.registrar.cells import CREATED, Created, Pending, client_row, created_cell, registration_cells
 from roskva.table import open_manifest, open_table
-from roskva.table.interface import Cell, Mutation
+from roskva.table.interface import Cell, Mutation, Row, RowKey, Table
 from roskva.table.manifest import COMPLETE, LOST, RECOVERING, Address, Manifest, PartitionRecord
 from tests.pipeline.standin import RegistrarStandIn, settings_for
 
@@ -158,7 +159,7 @@ def lose(manifest: Manifest, partition: int) -> int:
 def test_each_loss_gets_one_pass_and_counts_as_known_after_the_horizon(settings: Settings, manifest: Manifest) -> None:
     """Trap 32: a publisher may repeat for a while what it published before the loss."""
     settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
-    repairs = Repairs(manifest, settings, passes)
+    repairs = Repairs(manifest, open_table(settings), settings, passes)
     repairs.step(0.0)
     assert passes.lost == []
     lose(manifest, 1)
@@ -172,7 +173,7 @@ def test_each_loss_gets_one_pass_and_counts_as_known_after_the_horizon(settings:
 
 def test_what_is_lost_again_is_repaired_again(settings: Settings, manifest: Manifest) -> None:
     settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
-    repairs = Repairs(manifest, settings, passes)
+    repairs = Repairs(manifest, open_table(settings), settings, passes)
     lose(manifest, 1)
     repairs.step(0.0)
     lose(manifest, 1)
@@ -184,6 +185,107 @@ def test_what_is_lost_again_is_repaired_again(settings: Settings, manifest: Mani
     assert manifest.record("table", "matcher", 1).state == COMPLETE
 
 
+def kept(settings: Settings, manifest: Manifest) -> dict[Lost, int]:
+    found = read_repaired(open_table(settings), manifest.snapshot().deployment)
+    return {Lost(one.address, one.incarnation): one.waited_ms for one in found}
+
+
+def test_a_pipeline_that_is_started_again_repairs_nothing_twice_and_goes_on_waiting(settings: Settings, manifest: Manifest) -> None:
+    """Whatever the clocks say: what counts is how long a running pipeline has waited. Its own clock begins anywhere."""
+    settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
+    lost = Lost(Address("table", "matcher", 1), lose(manifest, 1))
+    before = Repairs(manifest, open_table(settings), settings, passes)
+    before.step(5_000.0)
+    assert kept(settings, manifest) == {lost: 0}
+    before.step(5_035.0)
+    assert kept(settings, manifest) == {lost: 35_000}
+
+    after = Repairs(manifest, open_table(settings), settings, passes)
+    after.step(7.0)
+    after.step(71.0)
+    assert manifest.record("table", "matcher", 1).state == RECOVERING
+    after.step(72.0)
+    assert manifest.record("table", "matcher", 1).state == COMPLETE
+    assert kept(settings, manifest) == {}
+    assert passes.lost == [frozenset({1})]
+
+
+def test_what_was_lost_again_while_the_pipeline_was_down_is_repaired_again(settings: Settings, manifest: Manifest) -> None:
+    settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
+    lose(manifest, 1)
+    lose(manifest, 2)
+    Repairs(manifest, open_table(settings), settings, passes).step(0.0)
+    incarnation = lose(manifest, 2)
+    after = Repairs(manifest, open_table(settings), settings, passes)
+    after.step(0.0)
+    assert passes.lost == [frozenset({1, 2}), frozenset({2})]
+    assert Lost(Address("table", "matcher", 2), incarnation) in kept(settings, manifest)
+    assert len(kept(settings, manifest)) == 2
+
+
+def test_a_pass_that_failed_is_not_kept_as_repaired(settings: Settings, manifest: Manifest) -> None:
+    passes = Passes()
+    passes.fails = True
+    lose(manifest, 1)
+    with pytest.raises(RuntimeError):
+        Repairs(manifest, open_table(settings), settings, passes).step(0.0)
+    assert kept(settings, manifest) == {}
+    passes.fails = False
+    Repairs(manifest, open_table(settings), settings, passes).step(0.0)
+    assert passes.lost == [frozenset({1})]
+
+
+class Unreachable:
+    """A table whose record of sweeps can be neither read nor written."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.fails = True
+
+    def read(self, rows: Sequence[RowKey], prefix: bytes = b"") -> dict[RowKey, Row]:
+        if self.fails:
+            raise PartitionUnavailable("busy", "members-0")
+        return self._table.read(rows, prefix=prefix)
+
+    def write(self, mutations: Sequence[Mutation]) -> None:
+        self._table.write(mutations)
+
+
+def test_a_repair_does_not_wait_for_its_record(settings: Settings, manifest: Manifest) -> None:
+    settings, passes = replace(settings, retry_horizon_s=100.0), Passes()
+    table = Unreachable(open_table(settings))
+    repairs = Repairs(manifest, table, settings, passes)  # type: ignore[arg-type]
+    lost = Lost(Address("table", "matcher", 1), lose(manifest, 1))
+    repairs.step(0.0)
+    assert passes.lost == [frozenset({1})]
+    table.fails = False
+    repairs.step(2.0)
+    assert kept(settings, manifest) == {}, "not at every step"
+    repairs.step(40.0)
+    assert kept(settings, manifest) == {lost: 40_000}
+    table.fails = True
+    repairs.step(100.0)
+    assert manifest.record("table", "matcher", 1).state == COMPLETE
+    table.fails = False
+    repairs.step(140.0)
+    assert kept(settings, manifest) == {}
+    assert passes.lost == [frozenset({1})]
+
+
+@pytest.mark.parametrize("garbled", [b"{", b'{"sweep": "collect"}', None])
+def test_without_a_record_that_counts_the_repair_is_repeated(settings: Settings, manifest: Manifest, garbled: bytes | None) -> None:
+    passes, table = Passes(), open_table(settings)
+    incarnation = lose(manifest, 1)
+    if garbled is None:
+        write_repaired(table, "of another manifest", [Repaired(Address("table", "matcher", 1), incarnation, 0)])
+    else:
+        table.write([Mutation(SWEEPS_ROW, [Cell(b"repaired", 1, garbled)])])
+    Repairs(manifest, table, settings, passes).step(0.0)
+    assert passes.lost == [frozenset({1})]
+    assert list(kept(settings, manifest).values()) == [0]
+    assert read_records(table) == {}, "it is not taken for a sweep"
+
+
 def no_job(request: Request, record: Record, partition: int) -> Swept:
     raise AssertionError("no sweep is due in this test")
 
@@ -193,7 +295,7 @@ def test_a_pass_that_fails_is_begun_again(settings: Settings, manifest: Manifest
     passes, stop = Passes(), threading.Event()
     passes.fails = True
     lose(manifest, 2)
-    plan = Schedule(open_table(settings), settings, no_job, Repairs(manifest, settings, passes).step)
+    plan = Schedule(open_table(settings), settings, no_job, Repairs(manifest, open_table(settings), settings, passes).step)
     thread = threading.Thread(target=plan.run, args=(stop,))
     thread.start()
     try:

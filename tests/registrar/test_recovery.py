@@ -31,16 +31,16 @@ async def until(holds: Callable[[], Any], timeout_s: float = 5.0) -> None:
 
 async def a_round(place: Place) -> None:
     """Wait until the Registrar went through a whole round of its own work that began after this call."""
-    resend_due, begun = place.registrar.delivery.resend_due, 0
+    resend_due, begun = place.registrar.unacknowledged.resend_due, 0
 
     def counting() -> Any:
         nonlocal begun
         begun += 1
         return resend_due()
 
-    place.registrar.delivery.resend_due = counting  # type: ignore[method-assign]
+    place.registrar.unacknowledged.resend_due = counting  # type: ignore[method-assign]
     await until(lambda: begun == 2)
-    place.registrar.delivery.resend_due = resend_due  # type: ignore[method-assign]
+    place.registrar.unacknowledged.resend_due = resend_due  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -13,11 +13,13 @@ import pytest
 
 from roskva.config import ApplicationSettings, Settings
 from roskva.feed.interface import REGISTRATIONS
-from roskva.model import ClientId
+from roskva.model import ClientId, client_partition, object_key
 from roskva.protocol.messages import ClientMessage, Init, Register
+from roskva.registrar.cells import REG, WAITING, client_row, log_cell
 from roskva.registrar.service import Registrar
 from roskva.simulation.loop import VirtualLoop
-from roskva.table.marks import head_in, head_row, marks_for, raise_head
+from roskva.table.interface import Mutation
+from roskva.table.marks import MARKS, head_in, head_row, marks_for, raise_head
 from tests.registrar.crowd import Caller, Crowd, Line
 
 MINUTES = 5
@@ -46,7 +48,7 @@ class Watch:
         self.marked = max(self.marked, len(registrar.rounds.marked))
         self.waiting = max(self.waiting, registrar.room.waiting)
         self.rows = max(self.rows, len(registrar.rows))
-        self.outstanding = max(self.outstanding, registrar.delivery.outstanding_count)
+        self.outstanding = max(self.outstanding, registrar.unacknowledged.count)
 
 
 @asynccontextmanager
@@ -214,6 +216,63 @@ def test_no_bucket_expires_before_the_scan_has_passed_it(raised_by_another: bool
     crowd.run(work())
 
 
+def test_while_the_scan_holds_the_head_its_bucket_does_not_grow() -> None:
+    """What is unfinished is marked again only when its mark could expire."""
+    crowd = Crowd(settings(unfinished_max=5, mark_bucket_s=5.0, mark_retention_s=30.0))
+
+    def marks() -> int:
+        return sum(len(cells) for key, cells in crowd.stores.rows.items() if key.table == MARKS)
+
+    async def work() -> None:
+        refuse_registrations(crowd, True)
+        crowd.gather(6, names)
+        await crowd.until(lambda: crowd.pending() == 60)
+        for caller in crowd.callers:
+            caller.hang_up()
+        await asyncio.sleep(300.0)
+        before = heads(crowd), marks()
+        await asyncio.sleep(3_000.0)
+        assert (heads(crowd), marks()) == before
+        assert crowd.registrar.recovery.on_their_way == 5
+        await crowd.boot("m2")
+        refuse_registrations(crowd, False)
+        await crowd.until(lambda: crowd.pending() == 0)
+
+    crowd.run(work())
+
+
+def of_partition(crowd: Crowd, partition: int) -> list[ClientId]:
+    """Who has a row there."""
+    return [ClientId(key.key.decode()) for key in crowd.stores.rows if key.table == "registrar" and key.partition == partition]
+
+
+def test_a_partition_that_cannot_be_read_does_not_hide_the_marks_of_the_others() -> None:
+    """Its marked clients wait for their rows, more of them than there is room for. What was left for others is found within minutes."""
+    crowd = Crowd(settings(unfinished_max=20))
+
+    async def work() -> None:
+        callers = crowd.gather(8, lambda number: [b"shared"])
+        await crowd.until(crowd.all_told)
+        (client, *_), key = of_partition(crowd, 0), object_key("demo", 0, b"shared")
+        row = client_row(client, 2)
+        crowd.stores.refusing.add(("registrar", 1))
+        many = [ClientId(f"somebody-{number}") for number in range(200)]
+        waiting = [one for one in many if client_partition(one, 2) == 1]
+        crowd.stores.land(marks_for(waiting, dict(enumerate(heads(crowd))), 2, b"a"), whole=True)
+        await asyncio.sleep(120.0)
+        left = log_cell(key, crowd.stores.rows[row][REG + key].timestamp, 7, WAITING)  # as a task writes blindly
+        crowd.stores.land(marks_for([client], dict(enumerate(heads(crowd))), 2, b"b"), whole=True)
+        crowd.stores.land([Mutation(row, [left])], whole=True)
+        began_s = crowd.loop.time()
+        await crowd.until(lambda: any(caller.known[b"shared"] == 7 for caller in callers))
+        assert crowd.loop.time() - began_s < 300.0, "by its mark; the next heartbeat is later"  # of virtual time
+        assert len(crowd.registrar.rounds.marked) <= 20
+        crowd.stores.heal()
+        await crowd.until(lambda: not crowd.registrar.rounds.marked and not crowd.registrar.recovery._scan)
+
+    crowd.run(work())
+
+
 def test_an_heir_marks_again_what_it_found_and_cannot_finish() -> None:
     """Else the mark that led it there would expire, and its own heir would find nothing."""
     crowd = Crowd(settings(mark_bucket_s=5.0, mark_retention_s=50.0))
@@ -297,7 +356,7 @@ def test_acknowledgements_and_heartbeats_of_sessions_pass_while_nothing_new_may_
             await asyncio.sleep(2.0)
             assert crowd.all_told(early)
         assert all(caller.overloaded > 2 and not caller.known for caller in newcomers)
-        assert not crowd.registrar.delivery.outstanding_count
+        assert not crowd.registrar.unacknowledged.count
         crowd.registrar.room.pressed = ""
         await crowd.until(crowd.all_told)
 

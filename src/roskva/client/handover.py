@@ -34,13 +34,12 @@ from enum import Enum
 from typing import Final
 
 from roskva.client.actions import Notification
-from roskva.model import name_to_text
+from roskva.model import EPOCH_MAX, name_to_text
 from roskva.probes import reached
 from roskva.protocol.messages import Ack
 
 Key = tuple[int, int]  # (epoch, version): how versions compare
 NOTHING_YET: Final[Key] = (-1, -1)
-EPOCH_MAX: Final = 2**32 - 1
 RETIRED_MAX: Final = 100_000  # marks of unregistered objects; about 20 MB at worst
 _DELIVERIES_MAX: Final = 4  # registrations of one object with an open delivery; more than two need lost messages
 

@@ -20,10 +20,9 @@ from roskva.errors import MalformedMessage, Unavailable, UnknownApplication
 from roskva.feed.interface import FAN_OUTS, Entry
 from roskva.gateway.publish import Appender
 from roskva.matcher.events import Invalidation, encode_invalidation
-from roskva.model import name_from_text, object_key, partition_of
+from roskva.model import EPOCH_MAX, name_from_text, object_key, partition_of
 
 _EPOCH_RISES_MAX: Final = 3
-EPOCH_MAX: Final = 2**32 - 1
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from roskva.feed.known import known_since
 from roskva.gateway.members import Membership
 from roskva.matcher import cells as matcher_cells
 from roskva.matcher.cells import object_row, read_copies, read_version
-from roskva.model import ClientId, ObjectKey, epoch_of, name_from_text, name_of, name_to_text, object_key, session_of
+from roskva.model import DAY_S, ClientId, ObjectKey, epoch_of, name_from_text, name_of, name_to_text, object_key, session_of
 from roskva.registrar import cells
 from roskva.registrar.cells import Pending, client_row, is_waiting, log_name, read_created, read_pending, waiting_since_s
 from roskva.registrar.row import ClientRow
@@ -35,7 +35,6 @@ PAGE_DEFAULT: Final = 100
 PAGE_MAX: Final = 1_000
 WAITING_MAX: Final = 8  # requests; more are answered "overloaded"
 _OF_ONE_OBJECT_MAX: Final = 1_000  # cells: of each registration that a client ever made for it, one
-_DAY_S: Final = 86_400
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ class Details:
             "device": None if created is None else created.device,
             "gone": created is None,  # collected or lost: it starts anew when it is heard of
             "session": session_of(row.seqno),
-            "seen_day": time.strftime("%Y-%m-%d", time.gmtime(row.seen_day * _DAY_S)) if row.seen_day else None,
+            "seen_day": time.strftime("%Y-%m-%d", time.gmtime(row.seen_day * DAY_S)) if row.seen_day else None,
             **self._presence(client, key.partition, session),
             "registrations": {
                 "count": row.digest.count,

@@ -157,13 +157,13 @@ class Gateway:
 
     def _unfinished(self) -> dict[str, Any]:
         registrar = self.registrar
-        owed_to = list(registrar.delivery.unacknowledged)
+        owed_to = list(registrar.unacknowledged.sessions)
         return {
             "pending": {"clients": len(registrar.recovery.unfinished), "registrations": registrar.recovery.on_their_way},
             # Of clients that are online here; what waits in the rows of others nobody knows without reading them.
             "unacknowledged": {
                 "clients": len(owed_to),
-                "notifications": registrar.delivery.outstanding_count,
+                "notifications": registrar.unacknowledged.count,
                 "rows_with_more": sum(session.more for session in owed_to),
             },
             "rows_to_read": len(registrar.rounds.marked),

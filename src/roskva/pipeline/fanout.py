@@ -29,7 +29,7 @@ from roskva.matcher.core import Change, collapse, tell_invalidated, tell_registe
 from roskva.matcher.events import Invalidation, decode_fan_out
 from roskva.matcher.forms import Malformed
 from roskva.matcher.scratch import Homeless, Unwalked, homeless_cell, unwalked_cell
-from roskva.model import OUTCOME_LOST, ObjectKey, Propagation, Update, partition_of
+from roskva.model import ObjectKey, Propagation, Update, partition_of
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import Origin, dead_letter
 from roskva.pipeline.health import count_round
@@ -87,6 +87,10 @@ class _Walk:
         self._after = after
         self.done = False
 
+    @property
+    def is_update(self) -> bool:
+        return self._change is not None
+
     def aside(self) -> Cell:
         """What stands in scratch for the rest of this walk. The version is in the row, or was when this began."""
         if self._change is None:
@@ -118,6 +122,8 @@ _Rows = list[tuple[ObjectKey, Row]]
 
 class _PrefixWalk:
     """An invalidation on its way through the rows of one partition whose keys are longer than a prefix and begin with it."""
+
+    is_update: Final = False
 
     def __init__(self, prefix: bytes, partition: int, partitions: int, origins: Sequence[Origin], after: bytes = b"") -> None:
         self.origins = origins
@@ -193,8 +199,9 @@ class FanOut:
                 why = Malformed("internal", f"The fan-out of this object failed: {type(error).__name__}: {error}.")
                 self._teller.bury([dead_letter(origin, why) for origin in walk.origins])
                 continue
-            self._teller.tell(told)
-            self.counts.invalidated += sum(one.outcome == OUTCOME_LOST for one in told)
+            settled = self._teller.tell(told)
+            if not walk.is_update:
+                self.counts.invalidated += settled
             self._count_round()
             walks += walk.go_on(page)
             if not walk.done:

@@ -179,7 +179,7 @@ class _Driver:
 
         if self._sweeping is None:
             settings = self._settings
-            repairs = Repairs(open_manifest(settings), settings, partial(jobs.repair, spark, settings))
+            repairs = Repairs(open_manifest(settings), open_table(settings), settings, partial(jobs.repair, spark, settings))
             schedule = Schedule(open_table(settings), settings, partial(jobs.sweep, spark, settings), repairs.step)
             self._sweeping = threading.Thread(target=schedule.run, args=(self._stop,), name="sweeps", daemon=True)
             self._sweeping.start()

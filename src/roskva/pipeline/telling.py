@@ -17,7 +17,7 @@ from roskva.errors import FeedFull, Unavailable
 from roskva.feed.interface import DEAD_LETTERS, Entry
 from roskva.matcher.core import drop_copies
 from roskva.matcher.scratch import untold_cell
-from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, Propagation
+from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, SETTLED, Propagation
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.scratch import put
@@ -40,7 +40,7 @@ class Counts:
     retries: int = 0
     scratched: int = 0  # versions, and clients not told, that were put aside
     left_pending: int = 0  # registrations that were left to their owners to repeat
-    invalidated: int = 0  # registrations that an invalidation reached
+    invalidated: int = 0  # registrations that an invalidation had made anew; what was put aside, or no longer lives, is none of them
 
     def as_arrow(self) -> Iterator[pa.RecordBatch]:
         columns = [pa.array([getattr(self, name)], pa.int64()) for name in COUNTS]
@@ -57,13 +57,20 @@ class Teller:
         self._connected = connected
         self._counts = counts
 
-    def tell(self, propagations: Sequence[Propagation]) -> None:
-        """Returns when nothing is owed for any of them: told, or put aside for a sweep."""
+    def tell(self, propagations: Sequence[Propagation]) -> int:
+        """Returns when nothing is owed for any of them: told, or put aside for a sweep. Answers how many Registrars have settled.
+
+        Not among those: what was put aside, and registrations of which nothing lives any more.
+        """
         backoff = Backoff("putting aside what cannot be told", self._connected.around)
+        settled = 0
         while propagations:
-            propagations = self._put_aside(propagations, self.offer(propagations))
+            verdicts = self.offer(propagations)
+            settled += sum(verdict == SETTLED for verdict in verdicts)
+            propagations = self._put_aside(propagations, verdicts)
             if propagations:
                 backoff.pause(f"neither {len(propagations):,} clients' rows nor scratch can be written")
+        return settled
 
     def offer(self, propagations: Sequence[Propagation], patient: bool = True) -> Sequence[int]:
         """The verdict of each: whoever calls this must see to what is PUT_ASIDE."""

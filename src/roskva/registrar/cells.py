@@ -155,6 +155,10 @@ def read_pending(cell: Cell) -> Pending | None:
         return Pending(repair=True)  # of another version of the service: a repair yields "unknown", which is never wrong
 
 
+def is_pending(cell: Cell | None) -> bool:
+    return cell is not None and read_pending(cell) is not None
+
+
 def closed_on(cell: Cell, day: int) -> Cell:
     """The cell of a registration or notification, closed, with the stamp of that day. What is open or plain loses against it."""
     closed = UNREGISTERED if cell.name.startswith(REG) else DONE if cell.name.startswith(PENDING) else ACKNOWLEDGED

@@ -23,28 +23,21 @@ from roskva.model import (
     ObjectKey,
     Propagation,
     client_partition,
-    epoch_of,
     name_from_text,
-    name_of,
-    name_to_text,
     object_key,
     version_from_text,
 )
-from roskva.probes import reached
 from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
 from roskva.registrar.cells import is_waiting, stamped_waiting
 from roskva.registrar.core_collection import ASKED
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave, notify_of
+from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave
+from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.table.interface import Cell
 
-NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
-WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
 _SENT_JUST_NOW_S: Final = 1.0
-_TEXTS_KEPT_MAX: Final = 100_000
-_READ_AGAIN_S: Final = 5.0  # rows whose notifications do not fit into memory now are read again so often
 _READING_FOR_ACKS_MAX: Final = 1_000  # messages with acknowledgements that wait for their client's row
 _TURN_S: Final = 0.001
 
@@ -76,6 +69,7 @@ class Delivery:
         settings: Settings,
         rows: Rows,
         sessions: dict[ClientId, Session],
+        unacknowledged: Unacknowledged,
         counters: Counters,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -91,6 +85,7 @@ class Delivery:
         self._settings = settings
         self._rows = rows
         self._sessions = sessions
+        self._unacknowledged = unacknowledged
         self._counters = counters
         self._clock = clock
         self._wall_clock = wall_clock
@@ -102,12 +97,9 @@ class Delivery:
         self._collect = collect
         self._settled = settled
         self._spawn = spawn
-        self.unacknowledged: dict[Session, None] = {}
-        self.outstanding_count = 0
         self._lag_s = 0.0  # how long the event loop lately took to come round to reading answers
         self._ack_cells: dict[ClientId, list[Cell]] = {}
         self._reading_for_acks = 0
-        self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
 
     async def propagate(self, propagations: Sequence[Propagation]) -> list[int]:
         """One call of a Matcher task. Answers a verdict for each, in order."""
@@ -180,9 +172,9 @@ class Delivery:
     def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]], now_s: float) -> _Owed:
         tell, version = core.notification_of(row, told)
         session = self._sessions.get(told.client)
-        if session is None or not tell or self.outstanding_count >= self._settings.outstanding_max:
+        if session is None or not tell or not self._unacknowledged.has_room(session, now_s):
             return _Owed(index, told, row, session, None, tell, version)
-        entry = self._entry(session, told.object, told.seqno, version)
+        entry = self._unacknowledged.entry(session, told.object, told.seqno, version, now_s)
         if row.waits:
             self._note_stored(entry, row, version)
         raised = version is not None and entry.version is not None and version > entry.version
@@ -190,8 +182,7 @@ class Delivery:
             entry.version = version
             entry.stored = min(entry.stored, MAYBE_STORED)
         if raised or now_s - entry.sent_s >= _SENT_JUST_NOW_S:
-            self._sent(session, entry, now_s)
-            outbox.setdefault(session, []).append(self._notify(entry))
+            outbox.setdefault(session, []).append(self._unacknowledged.sent(session, entry, now_s))
             self._counters.sent += 1
         if session.answer_ms <= self._settings.ack_wait_ms + 1000.0 * self._lag_s and entry.stored != STORED:
             entry.waves.append(wave)
@@ -208,32 +199,6 @@ class Delivery:
             entry.stored = STORED if cell.timestamp == entry.seqno else entry.stored
         else:
             entry.stored = STORED if cell.timestamp >= version else max(entry.stored, MAYBE_STORED)
-
-    def _entry(self, session: Session, key: ObjectKey, seqno: int, version: int | None) -> Outstanding:
-        """What is outstanding for this registration and kind; one of an earlier registration is replaced."""
-        entry = session.outstanding.get(name := (key, version is None))
-        if entry is not None and entry.seqno == seqno:
-            return entry
-        if entry is not None:
-            entry.release()
-            self.outstanding_count -= 1
-        entry = session.outstanding[name] = Outstanding(key, seqno, version)
-        self.outstanding_count += 1
-        self.unacknowledged[session] = None
-        return entry
-
-    def _sent(self, session: Session, entry: Outstanding, now_s: float) -> None:
-        entry.sent_s = now_s
-        entry.pause_s = session.settings.resend_min_s
-        entry.due_s = now_s + entry.pause_s
-
-    def _notify(self, entry: Outstanding) -> Notify:
-        known = self._texts.get(entry.object)
-        if known is None:
-            if len(self._texts) >= _TEXTS_KEPT_MAX:
-                self._texts.clear()
-            known = self._texts[entry.object] = name_to_text(name_of(entry.object)), epoch_of(entry.object)
-        return notify_of(known[0], entry, known[1])
 
     async def _store(self, owed: Sequence[_Owed], verdicts: list[int]) -> None:
         """Settle in one write per client: `pending` done, together with what is still unacknowledged. Then confirm registrations."""
@@ -287,9 +252,8 @@ class Delivery:
         if row is not None and (row.outdated(told.object) or row.standing(told.object) != (told.seqno, True)):
             return
         notifications: list[Notify] = []
-        if not self._take_up(session, Waiting(told.object, told.seqno, version), self._clock(), notifications):
-            session.more = True
-            self.unacknowledged[session] = None
+        if not self._unacknowledged.take_up(session, Waiting(told.object, told.seqno, version), self._clock(), notifications):
+            self._unacknowledged.owe_more(session)
         if notifications:
             self._counters.sent += len(notifications)
             self._speak(session, notify=notifications)
@@ -308,7 +272,7 @@ class Delivery:
             if not self._acknowledge_one(session, key, seqno, version, now_s) and session.more:
                 unmatched.append((key, seqno, version))
         if not session.outstanding and not session.more:
-            self.unacknowledged.pop(session, None)
+            self._unacknowledged.sessions.pop(session, None)
         if unmatched:
             self._note_stored_answers(session, unmatched)
 
@@ -318,9 +282,9 @@ class Delivery:
             return False
         if version is not None and entry.version is not None and version != entry.version:
             return True  # an earlier one: the later is still owed. A later one was never sent: nobody can have it from us.
-        del session.outstanding[name]
-        self.outstanding_count -= 1
+        self._unacknowledged.remove(session, name)
         entry.acknowledged = True
+        session.awaited_s = now_s
         self._counters.acknowledged += 1
         if entry.stored == NOT_STORED:
             self._counters.acknowledged_in_time += 1
@@ -362,77 +326,3 @@ class Delivery:
         await asyncio.sleep(0.005)
         cells_of, self._ack_cells = self._ack_cells, {}
         await self._write({client: [[cell] for cell in cells] for client, cells in cells_of.items()})
-
-    def resume(self, session: Session, row: ClientRow) -> None:
-        """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
-        now_s = self._clock()
-        notifications: list[Notify] = []
-        session.more = False
-        self._forget_outdated(session, row)
-        for waiting in list(row.waiting()):
-            if not self._take_up(session, waiting, now_s, notifications):
-                session.more = True
-                self.unacknowledged[session] = None
-                break
-        for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
-            self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
-        self._counters.resent += len(notifications)
-
-    def _forget_outdated(self, session: Session, row: ClientRow) -> None:
-        """By a fresh row: what an earlier registration or epoch yielded is void, whoever wrote the later, even if its write failed."""
-        for name, entry in list(session.outstanding.items()):
-            standing = row.standing(entry.object)
-            if row.outdated(entry.object) or (standing is not None and standing.seqno > entry.seqno):
-                reached("delivery: an earlier registration's notification is void")
-                del session.outstanding[name]
-                self.outstanding_count -= 1
-                entry.release()
-
-    def _take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
-        known = session.outstanding.get((waiting.object, waiting.version is None))
-        if known is not None and known.seqno == waiting.seqno:
-            known.stored = STORED
-            if waiting.version is None or known.version is None or waiting.version <= known.version:
-                return True  # it was sent, and is sent again when that is due
-            known.version = waiting.version
-        elif len(session.outstanding) >= WAITING_IN_MEMORY_MAX or self.outstanding_count >= self._settings.outstanding_max:
-            return False
-        entry = self._entry(session, waiting.object, waiting.seqno, waiting.version)
-        entry.stored = STORED
-        self._sent(session, entry, now_s)
-        notifications.append(self._notify(entry))
-        return True
-
-    def rest(self) -> None:
-        """Nothing is owed to anybody: give back what only busy times need."""
-        if self._texts and not self.unacknowledged:
-            self._texts = {}
-
-    def resend_due(self) -> list[Session]:
-        """Send again what was not acknowledged in time; answers sessions for which the table holds more than memory does."""
-        now_s = self._clock()
-        drained: list[Session] = []
-        for session in list(self.unacknowledged):
-            due = [entry for entry in session.outstanding.values() if entry.due_s <= now_s]
-            for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]:
-                entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
-                entry.due_s = now_s + entry.pause_s
-                entry.sent_s = now_s
-            if due:
-                self._counters.resent += len(due)
-                self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])
-            full = self.outstanding_count >= self._settings.outstanding_max and now_s - session.read_s < _READ_AGAIN_S
-            if session.more and len(session.outstanding) < WAITING_IN_MEMORY_MAX // 2 and not full:
-                drained.append(session)
-        return drained
-
-    def forget(self, session: Session, key: ObjectKey | None = None) -> None:
-        """The session ended, or (with a key) an object was unregistered: nothing more is sent; who waits writes instead."""
-        names = list(session.outstanding) if key is None else [(key, False), (key, True)]
-        for name in names:
-            entry = session.outstanding.pop(name, None)
-            if entry is not None:
-                self.outstanding_count -= 1
-                entry.release()
-        if not session.outstanding:
-            self.unacknowledged.pop(session, None)

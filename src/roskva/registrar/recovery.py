@@ -59,6 +59,7 @@ class Recovery:
         self._reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s, own=self._own)
         self._unfinished: dict[ClientId, _Unfinished] = {}
         self.on_their_way = 0  # registrations in `_unfinished`
+        self._turn = 0  # of the scan
         self._scan = Scan(settings.mark_bucket_s, settings.mark_retention_s, settings.scan_s)
         self._taking_over: dict[int, float] = {}  # partitions whose marks were not all read since they are ours, and when that began
         self.taken_over: dict[int, float] = {}  # those of which all were: whoever looks at their clients takes them out
@@ -109,6 +110,8 @@ class Recovery:
             await self._table.write(due)
         except Unavailable as error:
             log.warning("heads of marks cannot be raised now: %s", error)  # the next round tries again; what was read counts
+        except Exception:
+            log.exception("heads of marks cannot be raised")  # as above: marks that were read are not read again
         if room is not None and len(clients) > room:
             self.shed_marked(clients[room:])
             del clients[room:]
@@ -139,7 +142,14 @@ class Recovery:
         """Mark again what is unfinished for long, and delete the marks that have expired."""
         settings = self._settings
         now_s = self._clock()
-        aged = [client for client, one in self._unfinished.items() if now_s - one.marked_s > settings.mark_retention_s / 2]
+        held = {partition for partition in self._owned if not self._may_raise(partition)}
+        aged = [
+            client
+            for client, one in self._unfinished.items()
+            if now_s - one.marked_s > settings.mark_retention_s / 2
+            # While the scan holds the head, no mark comes nearer to its end; to mark again would only make its bucket grow.
+            and (math.isinf(one.marked_s) or client_partition(client, settings.partitions) not in held)
+        ]
         for start in range(0, len(aged), _MARKED_AT_A_TIME):
             some = aged[start : start + _MARKED_AT_A_TIME]
             await self.mark(some)
@@ -181,7 +191,8 @@ class Recovery:
         if not self._scan or self.on_their_way > self._settings.unfinished_max // 2:
             return []
         clients: list[ClientId] = []
-        for partition in sorted(self._owned):
+        self._turn += 1
+        for partition in self._in_turn():
             head = self._reader.head(partition)
             left = min(room, _CLIENTS_AT_A_TIME) - len(clients)
             rows = [] if head is None or left <= 0 else self._scan.plan(partition, head, self._clock())
@@ -191,6 +202,9 @@ class Recovery:
                 except Unavailable as error:
                     log.warning("marks cannot be scanned now: %s", error)
                     continue
+                except Exception:
+                    log.exception("marks cannot be scanned")  # the scan is past those of the others: they are not given up
+                    continue
                 clients += self._scan.take(rows, read, head, left)
         for client in clients:
             # Its mark may be about to expire, now that the scan is past it: what is still unfinished is marked again soon.
@@ -198,6 +212,11 @@ class Recovery:
                 self._unfinished[client].marked_s = -math.inf
         self._counters.scanned += len(clients)
         return clients
+
+    def _in_turn(self) -> list[int]:
+        """Another one first in each round: one whose rows cannot be read is scanned over and over, and must not hold up the others."""
+        partitions = self._settings.partitions
+        return sorted(self._owned, key=lambda partition: (partition + self._turn) % partitions)
 
     # Registrations on their way.
 

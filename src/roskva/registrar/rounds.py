@@ -67,7 +67,7 @@ class Rounds:
             await asyncio.sleep(self._tick_s)
             try:
                 now_s = self._clock()
-                for session in self.registrar.delivery.resend_due():
+                for session in self.registrar.unacknowledged.resend_due():
                     self.registrar.spawn(self.registrar.reread(session))
                 self._tell_settled(now_s)
                 if now_s >= self._next_second_s:
@@ -76,7 +76,7 @@ class Rounds:
                     await self._notice_resets()
                     self._keep_alive(now_s)
                     self.registrar.rows.evict_idle(self._settings.row_idle_s)
-                    self.registrar.delivery.rest()
+                    self.registrar.unacknowledged.rest()
                 if now_s >= next_marks_s:
                     next_marks_s = now_s + self._settings.mark_poll_s
                     await self._follow_marks()
@@ -176,6 +176,10 @@ class Rounds:
         """Give back the memory: the scan finds marked clients again. Those that are online and were not marked are all looked at."""
         self.registrar.recovery.shed_marked(list(self.marked))
         self.marked = {}
+        self._look_at_all_soon()
+
+    def _look_at_all_soon(self) -> None:
+        """At those that are online: not all of them have a mark by which the scan would find them."""
         soon_s = self._clock() + self._settings.scan_s
         if not any(look_s <= soon_s for look_s in self._look_at_all_s):
             self._look_at_all_s.insert(0, soon_s)
@@ -204,9 +208,17 @@ class Rounds:
             await self.registrar.append(pending, marked=False)
             for client in rows:
                 self.marked.pop(client, None)
-            unread = [client for client in some if client not in rows]
-            if unread:
-                reached("rounds: rows could not be read, and are looked at again")
-            for client in unread:
-                self.marked.pop(client, None)  # others first
-                self.marked[client] = None
+            self._put_back([client for client in some if client not in rows])
+
+    def _put_back(self, unread: list[ClientId]) -> None:
+        """Their rows cannot be read now: others first. A partition that fails for long must not take all the room from the others."""
+        if not unread:
+            return
+        reached("rounds: rows could not be read, and are looked at again")
+        for client in unread:
+            self.marked.pop(client, None)
+        stay = max(0, self._settings.unfinished_max // 2 - len(self.marked))
+        self.marked |= dict.fromkeys(unread[:stay])
+        if unread[stay:]:
+            self.registrar.recovery.shed_marked(unread[stay:])
+            self._look_at_all_soon()

@@ -18,7 +18,7 @@ from roskva.config import Settings
 from roskva.errors import Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.interface import REGISTRATIONS, Entry
 from roskva.feed.lanes import FeedLanes
-from roskva.model import SETTLED, UNAVAILABLE, ClientId, Propagation, Registration
+from roskva.model import DAY_S, SETTLED, UNAVAILABLE, ClientId, Propagation, Registration
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, SyncRequest, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
@@ -35,6 +35,7 @@ from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.registrar.writing import RowWriter
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
@@ -51,9 +52,6 @@ class _Left(NamedTuple):
     """The note on a channel that this session left for another one: what still comes through it is late, and is dropped."""
 
     token: str
-
-
-_SECONDS_PER_DAY: Final = 86_400
 
 
 class Registrar:
@@ -110,10 +108,12 @@ class Registrar:
         self.recovery = Recovery(settings, table, member, clock, self.counters)
         self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self._settling, self.recovery.mark)
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
+        self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak)
         self.delivery = Delivery(
             settings,
             self.rows,
             self.sessions,
+            self.unacknowledged,
             self.counters,
             clock,
             wall_clock,
@@ -290,7 +290,7 @@ class Registrar:
             return
         reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
         session.take(row, self._clock())
-        self.delivery.resume(session, row)  # what a registration yielded goes before its confirmation
+        self.unacknowledged.resume(session, row)  # what a registration yielded goes before its confirmation
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row) if not row.outdated(key)]
         if confirmed or reset:  # after a reset the summary holds nothing any more: the client sees it and states its registrations
             self.speak(session, status=confirmed)
@@ -301,8 +301,7 @@ class Registrar:
             self.spawn(self._write_seen(session.client))
 
     def leave(self, session: Session) -> None:
-        self.delivery.forget(session)
-        self.delivery.unacknowledged.pop(session, None)
+        self.unacknowledged.forget(session)
         self.unsettled_told.pop(session, None)
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
@@ -388,7 +387,7 @@ class Registrar:
             raise
         for event in decision.events:
             if not event.registered:
-                self.delivery.forget(session, event.object)
+                self.unacknowledged.forget(session, event.object)
         self.counters.registrations += len(decision.events)
         session.take(row, session.read_s)
         await self.append(decision.events)
@@ -484,7 +483,7 @@ class Registrar:
         task.add_done_callback(self._tasks.discard)
 
     def _day(self) -> int:
-        return int(self._wall_clock() // _SECONDS_PER_DAY)
+        return int(self._wall_clock() // DAY_S)
 
     def _time_ms(self) -> int:
         return int(self._wall_clock() * 1000)

@@ -114,12 +114,15 @@ class Session:
     __slots__ = (
         "answer_ms",
         "application",
+        "awaited_s",
         "channel",
         "client",
         "epoch",
         "granted_s",
         "heard_s",
         "hinted_s",
+        "let_go_pause_s",
+        "let_go_s",
         "more",
         "nonce",
         "number",
@@ -156,6 +159,9 @@ class Session:
         self.told_unsettled = 0
         self.answer_ms = 0.0  # how long this client usually takes to acknowledge
         self.nonce = ""  # of the init that it was granted for, as long as its channel lasts
+        self.awaited_s = 0.0  # since when an acknowledgement is awaited: the first send, or the last one that came
+        self.let_go_s = -1e9  # when its notifications were last dropped from memory, since it did not answer
+        self.let_go_pause_s = 0.0  # and for how long then
         self.more = False  # the table holds more unacknowledged notifications than are in memory
         self.operations = Operations()
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
@@ -163,6 +169,16 @@ class Session:
     @property
     def unsettled(self) -> int:
         return self.pending + len(self.outstanding) + self.more
+
+    @property
+    def is_let_go(self) -> bool:
+        """Its notifications were dropped from memory, and it was not heard since."""
+        return self.let_go_s > self.heard_s
+
+    def is_silent(self, now_s: float, patience: float) -> bool:
+        """Of one with something outstanding: nothing was acknowledged for so many first pauses; for one, if it was let go of before."""
+        patience_s = (1.0 if self.is_let_go else patience) * self.settings.resend_min_s
+        return now_s - self.awaited_s >= patience_s
 
     def take(self, row: ClientRow, now_s: float) -> None:
         """Remember what every message tells of the row, so that the row itself need not stay in memory."""
@@ -243,6 +259,7 @@ class Counters:
     failed_writes: int = 0
     sync_requests: int = 0
     shed: int = 0  # registrations on their way and marked clients that were dropped from memory: a scan finds them again
+    let_go: int = 0  # notifications of silent clients that were dropped from memory, for others: their rows have them
     scanned: int = 0  # clients that such scans looked at
     disk_full: int = 0  # messages whose registrations were refused near a full disk
     overloaded: int = 0  # messages that were refused with this answer

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from roskva.simulation.world import World
 
 _RESET_S = 0.05
+_SHORT_MEMORY = 100  # notifications
 
 
 class GatewayEnd:
@@ -45,7 +46,8 @@ class GatewayEnd:
     def send(self, data: bytes) -> None:
         if self.open:
             client, world = self._client, self._gateway.world
-            if not client.process.alive and not world.faulty:  # its machine is reached again, and says that nobody is there
+            # A dead client's machine is reached again, and says that nobody is there. Not where memory is short: nobody may wait for it.
+            if not client.process.alive and not world.faulty and world.knobs.outstanding_max > _SHORT_MEMORY:
                 world.loop.call_later(_RESET_S, self.gone, context=self._gateway.process.context.copy())
             world.network.post(self._gateway.process, client.process, lambda: client.received(data))
 

@@ -40,19 +40,25 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "nothing is sent twice",
-        "registrar.delivery",
+        "registrar.unacknowledged",
         "if entry.due_s <= now_s]",
         "if entry.due_s < 0.0]",
     ),
     mutant(
+        "the silent keep all of the memory",
+        "registrar.unacknowledged",
+        "if crowded and session.is_silent(now_s, _SILENT_AFTER):",
+        "if not self.sessions:",
+    ),
+    mutant(
         "what waited while the client was away is not sent when it comes",
         "registrar.service",
-        "        self.delivery.resume(session, row)  # what a registration yielded goes before its confirmation\n",
+        "        self.unacknowledged.resume(session, row)  # what a registration yielded goes before its confirmation\n",
         "",
     ),
     mutant(
         "every version of an object waits for itself",
-        "registrar.delivery",
+        "registrar.unacknowledged",
         "        entry = session.outstanding.get(name := (key, version is None))\n        if entry is not None and entry.seqno == seqno:\n",
         '        entry = session.outstanding.get(name := (key + b"%d" % (version or 0), version is None))\n'
         "        if entry is not None and entry.seqno == seqno:\n",

@@ -16,7 +16,7 @@ A clock that was ahead leaves stamps of the future. They wait until that day has
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -24,8 +24,8 @@ from typing import Final
 from roskva.errors import Unavailable
 from roskva.feed.interface import FAN_OUTS, REGISTRATIONS, UPDATES, Feed
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.sweeps.frame import DAY_MS, Request, Swept
-from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation, RowKey
+from roskva.pipeline.sweeps.frame import DAY_MS, Progress, Request, Swept, pages
+from roskva.table.interface import CELLS_PER_WRITE_MAX, Cell, Mutation, Row, RowKey
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +85,24 @@ class Plan:
     forgets: Sequence[Cell] = ()
 
 
+Plans = Sequence[tuple[RowKey, Plan]]
+
+
 class Editor:
-    """Carries out plans: many rows in one call, and what fails is left for the next time."""
+    """Makes plans and carries them out: many rows in one call, and what fails is left for the next time."""
 
-    def __init__(self, connected: Connections, request: Request) -> None:
-        self._table = connected.table
+    def __init__(self, connected: Connections, request: Request, told: Progress) -> None:
+        self._connected = connected
         self._dry_run = request.dry_run
+        self._told = told
 
-    def carry_out(self, plans: Sequence[tuple[RowKey, Plan]], swept: Swept) -> None:
+    def planned(self, table: str, partition: int, plan: Callable[[bytes, Row], Plan], swept: Swept) -> Iterable[Plans]:
+        """Of all rows of a partition, page by page, those with which something is to be done."""
+        for page in pages(self._connected, table, partition, swept, self._told):
+            plans = ((RowKey(table, partition, key), plan(key, row)) for key, row in page)
+            yield [(row, plan) for row, plan in plans if plan.stamps or plan.forgets]
+
+    def carry_out(self, plans: Plans, swept: Swept) -> None:
         """A stamp proves nothing until another sweep has read it back; so neither the order nor half of it matters."""
         stamps = [mutation for row, plan in plans for mutation in _mutations(row, plan.stamps)]
         forgets = [mutation for row, plan in plans for mutation in _mutations(row, plan.forgets)]
@@ -102,8 +112,8 @@ class Editor:
         if self._dry_run or not plans:
             return
         try:
-            self._table.write(stamps)
-            self._table.forget(forgets)
+            self._connected.table.write(stamps)
+            self._connected.table.forget(forgets)
             swept.done += forgotten
         except (Unavailable, OSError) as error:
             log.warning("%d rows stay as they are until the next time: %s", len(plans), error)

@@ -30,7 +30,7 @@ from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.ages import epochs
 from roskva.pipeline.sweeps.collection import ROUNDS_MAX, client_of
 from roskva.pipeline.sweeps.frame import Progress, Request, Swept, pages
-from roskva.registrar.cells import CREATED, PENDING, REG, REGISTERED, client_row, read_created, read_pending
+from roskva.registrar.cells import CREATED, PENDING, REG, REGISTERED, client_row, is_pending, read_created
 from roskva.table.interface import Cell, Mutation, Row, RowKey
 
 log = logging.getLogger(__name__)
@@ -60,12 +60,8 @@ def standing_registrations(row: Row, epoch: int) -> dict[ObjectKey, int]:
         for name, cell in row.items()
         if name.startswith(REG) and cell.value == REGISTERED
         for key in [ObjectKey(name[len(REG) :])]
-        if epoch_of(key) == epoch and not _is_pending(row.get(PENDING + key))
+        if epoch_of(key) == epoch and not is_pending(row.get(PENDING + key))
     }
-
-
-def _is_pending(cell: Cell | None) -> bool:
-    return cell is not None and read_pending(cell) is not None
 
 
 def difference(client: ClientId, key: ObjectKey, seqno: int, copy: Cell | None) -> Difference | None:
@@ -84,7 +80,7 @@ def is_dead(created: Cell | None, registration: Cell | None, pending: Cell | Non
     """Whether nothing of a copy lives at the Registrar. The cells were read after the copy."""
     if created is None or registration is None:
         return True
-    return registration.value != REGISTERED and not _is_pending(pending)
+    return registration.value != REGISTERED and not is_pending(pending)
 
 
 class Comparison:

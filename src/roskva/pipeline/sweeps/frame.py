@@ -25,12 +25,13 @@ import msgspec
 
 from roskva.config import Settings
 from roskva.errors import Unavailable
+from roskva.model import DAY_S
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.patience import Backoff
 from roskva.table.interface import Row, Table
 
 ROWS_AT_A_TIME: Final = 500
-DAY_MS: Final = 86_400_000
+DAY_MS: Final = 1_000 * DAY_S
 _TOLD_EVERY_S: Final = 1.0
 _READ_TRIES_MAX: Final = 8  # some five seconds
 

@@ -19,21 +19,25 @@ neither of the two is any of them.
                                                      with the first)
 
 What must not happen is that a version is forgotten and then an older update comes, and counts as known. So the days are at least those for
-which anything can be replayed (`ages`). The row of an epoch before a reset is nobody's, whatever is in it: it goes as a whole, by the same
-stamp. Imports no Spark.
+which anything can be replayed (`ages`). And while a version of the object waits in scratch, for however long, nothing of the row is
+forgotten: it may be an older one, and it comes home once the table is mended. The row of an epoch before a reset is nobody's, whatever
+is in it: it goes as a whole, by the same stamp. Imports no Spark.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
+from roskva.errors import Unavailable
+from roskva.feed.known import UNPROVEN
 from roskva.matcher.cells import IDLE, REG, VERSION, idle_cell, idle_day, is_registered
+from roskva.matcher.scratch import ATTEMPTS, Homeless, homeless_cell, place
 from roskva.model import ObjectKey, split_object_key
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.ages import Ages, Editor, Plan, ages, epochs
-from roskva.pipeline.sweeps.frame import Progress, Request, Swept, pages
+from roskva.pipeline.sweeps.frame import Progress, Request, Swept
 from roskva.table.interface import Row, RowKey
 
 log = logging.getLogger(__name__)
@@ -70,18 +74,35 @@ class Objects:
     def __init__(self, connected: Connections, request: Request, told: Progress) -> None:
         self._connected = connected
         self._request = request
-        self._told = told
-        self._editor = Editor(connected, request)
+        self._editor = Editor(connected, request, told)
         self._epoch = epochs(connected)
 
     def run(self, partition: int) -> Swept:
         swept = Swept()
         now = ages(self._connected, self._request, swept)
-        for page in pages(self._connected, "matcher", partition, swept, self._told):
-            plans = [(RowKey("matcher", partition, key), self._of_object(key, row, now)) for key, row in page]
-            self._editor.carry_out([(row, plan) for row, plan in plans if plan.stamps or plan.forgets], swept)
-            swept.count("objects", sum(any(cell.name == VERSION for cell in plan.forgets) for _, plan in plans))
+        for plans in self._editor.planned("matcher", partition, lambda key, row: self._of_object(key, row, now), swept):
+            versions = {row for row, plan in plans if any(cell.name == VERSION for cell in plan.forgets)}
+            kept = self._not_to_be_forgotten(versions, swept)
+            self._editor.carry_out([(row, plan) for row, plan in plans if row not in kept], swept)
+            swept.count("objects", len(versions - kept))
         return swept
+
+    def _not_to_be_forgotten(self, rows: Collection[RowKey], swept: Swept) -> set[RowKey]:
+        """Those of objects of which a version waits in scratch, or may wait there."""
+        if not rows:
+            return set()
+        partitions = self._connected.settings.partitions
+        cells = {row: homeless_cell(Homeless(ObjectKey(row.key), 0, UNPROVEN)) for row in rows}
+        places = {row: [place(cell, attempt, partitions) for attempt in range(ATTEMPTS)] for row, cell in cells.items()}
+        try:
+            found = self._connected.table.read([one for some in places.values() for one in some])
+        except (Unavailable, OSError) as error:
+            log.warning("%d objects are not collected this time, since scratch does not tell what waits there: %s", len(cells), error)
+            swept.left += len(cells)
+            return set(cells)
+        kept = {row for row, some in places.items() if any(cells[row].name in found[one] for one in some)}
+        swept.count("in_scratch", len(kept))
+        return kept
 
     def _of_object(self, key: bytes, row: Row, now: Ages) -> Plan:
         try:

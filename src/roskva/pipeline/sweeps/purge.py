@@ -25,14 +25,14 @@ Imports no Spark.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from roskva.matcher import cells as matcher_cells
 from roskva.model import ClientId, ObjectKey, epoch_of
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.ages import Ages, Editor, Plan, ages, epochs
-from roskva.pipeline.sweeps.frame import Progress, Request, Swept, pages
+from roskva.pipeline.sweeps.frame import Progress, Request, Swept
 from roskva.registrar.cells import (
     CREATED,
     LOG,
@@ -42,12 +42,12 @@ from roskva.registrar.cells import (
     UNKNOWN,
     closed_on,
     is_closed,
+    is_pending,
     read_created,
     read_log_name,
-    read_pending,
     stamp_of,
 )
-from roskva.table.interface import Cell, Row, RowKey
+from roskva.table.interface import Cell, Row
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,7 @@ def _is_over(cell: Cell, row: Row, epoch: int) -> bool:
 
 
 def _is_pending(row: Row, key: ObjectKey) -> bool:
-    cell = row.get(PENDING + key)
-    return cell is not None and read_pending(cell) is not None
+    return is_pending(row.get(PENDING + key))
 
 
 def _stands(row: Row, key: ObjectKey, seqno: int) -> bool:
@@ -111,19 +110,16 @@ class Purge:
     def __init__(self, connected: Connections, request: Request, told: Progress) -> None:
         self._connected = connected
         self._request = request
-        self._told = told
-        self._editor = Editor(connected, request)
+        self._editor = Editor(connected, request, told)
         self._epoch = epochs(connected)
 
     def run(self, partition: int) -> Swept:
         swept = Swept()
         now = ages(self._connected, self._request, swept)
-        for page in pages(self._connected, "registrar", partition, swept, self._told):
-            rows = ((RowKey("registrar", partition, key), self._of_client(key, row, now)) for key, row in page)
-            self._editor.carry_out(list(_planned(rows)), swept)
-        for page in pages(self._connected, "matcher", partition, swept, self._told):
-            rows = ((RowKey("matcher", partition, key), purge_object(row, now)) for key, row in page)
-            self._editor.carry_out(list(_planned(rows)), swept)
+        for plans in self._editor.planned("registrar", partition, lambda key, row: self._of_client(key, row, now), swept):
+            self._editor.carry_out(plans, swept)
+        for plans in self._editor.planned("matcher", partition, lambda key, row: purge_object(row, now), swept):
+            self._editor.carry_out(plans, swept)
         return swept
 
     def _of_client(self, key: bytes, row: Row, now: Ages) -> Plan:
@@ -133,7 +129,3 @@ class Purge:
             # As for a Registrar: cells that nobody can read are lost, their client starts anew, and nobody else is held up.
             log.exception("the row of client %r cannot be read; it counts as lost", ClientId(repr(key)))
             return _NOTHING
-
-
-def _planned(plans: Iterable[tuple[RowKey, Plan]]) -> Iterator[tuple[RowKey, Plan]]:
-    return ((row, plan) for row, plan in plans if plan.stamps or plan.forgets)

@@ -1,0 +1,195 @@
+"""Notifications in memory until they are acknowledged: sent again when that is due, let go of when memory is short (Thialfi 4.1.4, 4.2.5).
+
+At most `outstanding_max` of them are here; what is beyond is only stored, and its session has `more`: the row is read again when there is
+room. Half of the room is for those who answer: while the other half is taken, the notifications of a client that is silent are let go of.
+From then until it is heard it has its turns at growing pauses, and in that other half only. Nothing is lost by it: what is not stored yet
+is awaited by a propagation call, which then writes it. This module reads and writes no rows: Delivery and the rounds do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from roskva.config import Settings
+from roskva.model import ObjectKey, epoch_of, name_of, name_to_text
+from roskva.probes import reached
+from roskva.protocol.messages import Notify
+from roskva.registrar.row import ClientRow, Waiting
+from roskva.registrar.sessions import STORED, Counters, Outstanding, Session, notify_of
+
+NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
+WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
+READ_AT_A_TIME: Final = 500  # rows that one round of resends asks for
+_READ_AGAIN_S: Final = 5.0  # rows whose notifications do not fit into memory now are read again so often
+_TEXTS_KEPT_MAX: Final = 100_000
+_SILENT_AFTER: Final = 7  # times resend_min_s: when a third resend is due, after pauses of 1, 2 and 4
+
+
+class Unacknowledged:
+    def __init__(self, settings: Settings, counters: Counters, clock: Callable[[], float], speak: Callable[..., None]) -> None:
+        self._max = settings.outstanding_max
+        self._of_silent_max = (settings.outstanding_max + 1) // 2
+        self._counters = counters
+        self._clock = clock
+        self._speak = speak
+        self.sessions: dict[Session, None] = {}  # to whom something is owed; those whose rows were asked for last come last
+        self.count = 0  # of notifications, over all sessions
+        self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
+
+    def has_room(self, session: Session, now_s: float) -> bool:
+        """Whether one more notification of this session may be kept here now."""
+        if session.is_let_go:
+            return self.count < self._of_silent_max and now_s - session.let_go_s >= session.let_go_pause_s
+        return self.count < self._max
+
+    def entry(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> Outstanding:
+        """What is outstanding for this registration and kind; one of an earlier registration is replaced."""
+        entry = session.outstanding.get(name := (key, version is None))
+        if entry is not None and entry.seqno == seqno:
+            return entry
+        if entry is not None:
+            entry.release()
+            self.count -= 1
+        if not session.outstanding:
+            session.awaited_s = now_s
+        entry = session.outstanding[name] = Outstanding(key, seqno, version)
+        self.count += 1
+        self.sessions[session] = None
+        return entry
+
+    def sent(self, session: Session, entry: Outstanding, now_s: float) -> Notify:
+        """The message for an entry that goes out now, and not because it was due."""
+        entry.sent_s = now_s
+        entry.pause_s = session.settings.resend_min_s
+        entry.due_s = now_s + entry.pause_s
+        return self._notify(entry)
+
+    def _notify(self, entry: Outstanding) -> Notify:
+        known = self._texts.get(entry.object)
+        if known is None:
+            if len(self._texts) >= _TEXTS_KEPT_MAX:
+                self._texts.clear()
+            known = self._texts[entry.object] = name_to_text(name_of(entry.object)), epoch_of(entry.object)
+        return notify_of(known[0], entry, known[1])
+
+    def owe_more(self, session: Session) -> None:
+        """The row holds something for this session that is not here."""
+        session.more = True
+        self.sessions[session] = None
+
+    def remove(self, session: Session, name: tuple[ObjectKey, bool]) -> Outstanding:
+        entry = session.outstanding.pop(name)
+        self.count -= 1
+        return entry
+
+    def take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
+        """Keep and send what is stored and waits, unless it was sent already. False: there is no room for it."""
+        known = session.outstanding.get((waiting.object, waiting.version is None))
+        if known is not None and known.seqno == waiting.seqno:
+            known.stored = STORED
+            if waiting.version is None or known.version is None or waiting.version <= known.version:
+                return True  # it was sent, and is sent again when that is due
+            known.version = waiting.version
+        elif len(session.outstanding) >= WAITING_IN_MEMORY_MAX or not self.has_room(session, now_s):
+            return False
+        entry = self.entry(session, waiting.object, waiting.seqno, waiting.version, now_s)
+        entry.stored = STORED
+        notifications.append(self.sent(session, entry, now_s))
+        return True
+
+    def resume(self, session: Session, row: ClientRow) -> None:
+        """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
+        now_s = self._clock()
+        notifications: list[Notify] = []
+        session.more = False
+        self._forget_outdated(session, row)
+        for waiting in list(row.waiting()):
+            if not self.take_up(session, waiting, now_s, notifications):
+                self.owe_more(session)
+                break
+        for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
+            self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
+        self._counters.resent += len(notifications)
+
+    def _forget_outdated(self, session: Session, row: ClientRow) -> None:
+        """By a fresh row: what an earlier registration or epoch yielded is void, whoever wrote the later, even if its write failed."""
+        for name, entry in list(session.outstanding.items()):
+            standing = row.standing(entry.object)
+            if row.outdated(entry.object) or (standing is not None and standing.seqno > entry.seqno):
+                reached("delivery: an earlier registration's notification is void")
+                self.remove(session, name).release()
+
+    def resend_due(self) -> list[Session]:
+        """Send again what was not acknowledged in time; answers sessions for which the table holds more than memory does.
+
+        Those who answer come before those who were let go of, and of both those first whose turn was longest ago.
+        """
+        now_s = self._clock()
+        crowded = self.count >= self._of_silent_max
+        answering: list[Session] = []
+        silent: list[Session] = []
+        for session in list(self.sessions):
+            if session.outstanding:
+                if crowded and session.is_silent(now_s, _SILENT_AFTER):
+                    self._let_go(session, now_s)
+                    continue
+                self._resend(session, now_s)
+            if session.more:
+                if self._is_to_be_read(session, now_s):
+                    (silent if session.is_let_go else answering).append(session)
+            elif not session.outstanding:
+                self.sessions.pop(session, None)
+        drained = [*answering, *silent[: max(0, self._of_silent_max - self.count)]][:READ_AT_A_TIME]
+        for session in drained:
+            self._to_the_end(session)
+        return drained
+
+    def _resend(self, session: Session, now_s: float) -> None:
+        due = [entry for entry in session.outstanding.values() if entry.due_s <= now_s]
+        for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]:
+            entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
+            entry.due_s = now_s + entry.pause_s
+            entry.sent_s = now_s
+        if due:
+            self._counters.resent += len(due)
+            self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])
+
+    def _is_to_be_read(self, session: Session, now_s: float) -> bool:
+        if session.is_let_go:
+            return self.has_room(session, now_s)
+        if len(session.outstanding) >= WAITING_IN_MEMORY_MAX // 2:
+            return False
+        return self.count < self._max or now_s - session.read_s >= _READ_AGAIN_S
+
+    def _let_go(self, session: Session, now_s: float) -> None:
+        """Make room for those who answer. What a call waits for it writes now; the row has the rest, and is read again in its turn."""
+        reached("delivery: a silent client's notifications are let go of")
+        pause_s = 2 * session.let_go_pause_s if session.is_let_go else _SILENT_AFTER * session.settings.resend_min_s
+        session.let_go_pause_s = min(pause_s, session.settings.resend_max_s)
+        session.let_go_s = now_s
+        self._counters.let_go += len(session.outstanding)
+        for name in list(session.outstanding):
+            self.remove(session, name).release()
+        self.owe_more(session)
+        self._to_the_end(session)
+
+    def _to_the_end(self, session: Session) -> None:
+        """Others first, the next time. Nothing, if it left meanwhile."""
+        if session in self.sessions:
+            del self.sessions[session]
+            self.sessions[session] = None
+
+    def forget(self, session: Session, key: ObjectKey | None = None) -> None:
+        """The session ended, or (with a key) an object was unregistered: nothing more is sent; who waits writes instead."""
+        names = list(session.outstanding) if key is None else [(key, False), (key, True)]
+        for name in names:
+            if name in session.outstanding:
+                self.remove(session, name).release()
+        if key is None or (not session.outstanding and not session.more):
+            self.sessions.pop(session, None)
+
+    def rest(self) -> None:
+        """Nothing is owed to anybody: give back what only busy times need."""
+        if self._texts and not self.sessions:
+            self._texts = {}
