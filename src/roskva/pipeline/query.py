@@ -150,7 +150,7 @@ class _Driver:
             started = [starting.submit(self._start, spark, prepare, stream) for stream in STREAMS]
         watched = [one.result() for one in started if one.exception() is None]
         outcomes: list[Future[Any]] = [*started, warming]
-        if failed := [error for one in outcomes if (error := one.exception()) is not None]:
+        if failed := [caught for one in outcomes if (caught := one.exception()) is not None]:
             _stop_queries(watched)
             return f"{type(failed[0]).__name__}: {failed[0]}"
         self._health.watch(watched)
