@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAVA_HOME"] = str(find_java_home())
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` runs in two processes. One has all that starts the real service, Spark or a browser, one after the other, so that they
     share what they start and never meet; the other has the rest, file by file. The simulator's worlds come last: they take both cores.
