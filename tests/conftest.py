@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from roskva.feed import opening as feeds
 from roskva.pipeline.session import find_java_home
 from roskva.table import opening as tables
 
+ROOT = Path(__file__).parents[1]
 KEPT = "ROSKVA_CI_RUN"
 _WORLDS = ("tests/simulation/mutants/test_mutants.py", "tests/simulation/test_seeds.py")
 
@@ -35,22 +39,33 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAVA_HOME"] = str(find_java_home())
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _turn(item.nodeid)[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`make test` runs in two processes. One has all that starts the real service, Spark or a browser, one after the other, so that they
     share what they start and never meet; the other has the rest, file by file. The simulator's worlds come last: they take both cores.
     """
-    turns = {item: _turn(item) for item in items}
-    for item, (_, group) in turns.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: turns[item][0])
+    from xdist.scheduler import LoadFileScheduling
+
+    class Turns(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return _turn(nodeid)[1]
+
+    return Turns(config, log)
 
 
-def _turn(item: pytest.Item) -> tuple[int, str]:
-    if any(item.get_closest_marker(name) for name in ("e2e", "spark", "browser")):
+@cache
+def _turn_of_file(file: str) -> tuple[int, str]:
+    if re.search(r"\bmark\.(e2e|spark|browser)\b", (ROOT / file).read_text()):
         return 0, "real"
-    file = item.path.relative_to(item.config.rootpath).as_posix()
     return 2 if file in _WORLDS else 1, file
+
+
+def _turn(nodeid: str) -> tuple[int, str]:
+    return _turn_of_file(nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(wrapper=True)
