@@ -17,12 +17,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
 from roskva.parent import when_parent_is_gone
@@ -126,6 +125,7 @@ class _Driver:
             _say("starting Spark")
             self._spark = session.build(self._settings)
             _say("session started")
+            warm_up(self._spark, self._settings)
             error = self._run_queries(self._spark, checkpoint.prepare)
             if error and not self._health.batches and not self._stop.is_set():
                 # No batch was ever finished. If that was a checkpoint's fault, one without a past helps; if not, it costs repeats.
@@ -144,15 +144,15 @@ class _Driver:
     def _run_queries(self, spark: SparkSession, prepare: Callable[[Path, str], Path]) -> str:
         """Run the queries until one ends or they are stopped; answers its error, or nothing."""
         assert self._health is not None
-        # Each waits for Python processes and for classes that the JVM loads: together they take a quarter less time.
-        with ThreadPoolExecutor() as starting:
-            warming = starting.submit(warm_up, spark, self._settings)
-            started = [starting.submit(self._start, spark, prepare, stream) for stream in STREAMS]
-        watched = [one.result() for one in started if one.exception() is None]
-        outcomes: list[Future[Any]] = [*started, warming]
-        if failed := [caught for one in outcomes if (caught := one.exception()) is not None]:
+        watched: list[health.Watched] = []
+        try:
+            for stream in STREAMS:
+                folder = prepare(self._settings.data, stream.name)
+                progress = health.Progress(checkpoint.processed(folder))
+                watched.append(health.Watched(start(spark, self._settings, folder, stream), progress))
+        except Exception as caught:
             _stop_queries(watched)
-            return f"{type(failed[0]).__name__}: {failed[0]}"
+            return f"{type(caught).__name__}: {caught}"
         self._health.watch(watched)
         self._start_sweeps(spark)
         queries = [query for query, _ in watched]
@@ -173,11 +173,6 @@ class _Driver:
             error = f"{stream.name}: {ended.exception() or 'the query ended by itself'}"
         _stop_queries(watched)
         return error
-
-    def _start(self, spark: SparkSession, prepare: Callable[[Path, str], Path], stream: Stream) -> health.Watched:
-        folder = prepare(self._settings.data, stream.name)
-        progress = health.Progress(checkpoint.processed(folder))
-        return health.Watched(start(spark, self._settings, folder, stream), progress)
 
     def _start_sweeps(self, spark: SparkSession) -> None:
         from roskva.table import open_manifest, open_table
