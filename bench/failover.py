@@ -39,7 +39,7 @@ DROP_AIM_S: Final = 60.0
 _TIMEOUT_S: Final = 300.0
 _AFTERWARDS_S: Final = 10.0  # what still goes on when all are informed is a cost, too
 _STORED_S: Final = 2.0  # for the gateway to store what is not acknowledged
-_BETWEEN_S: Final = 30.0
+_BETWEEN_S: Final = SETTLING_S + 10.0  # the second loss meets a gateway that trusts its memory again
 
 GROUPS: Final = {
     "gateway": (GATEWAY,),
@@ -155,7 +155,7 @@ class _Failover:
             steady = await self._steady()
             await self._hold_back(range(0, self._world.clients, HOLDING_BACK))
             kill = await self._lose("kill -9 of the gateway", self._kill)
-            await asyncio.sleep(min(_BETWEEN_S, self._steady_s))
+            await asyncio.sleep(_BETWEEN_S * self._steady_s / STEADY_S)  # shorter in short runs
             drop = await self._lose("roskva drop all", self._drop)
         finally:
             await fleet.close()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from roskva.cli import supervise
 from roskva.cli.report import PipelineReport, QueryReport, pipeline_report
-from roskva.cli.supervise import LogFile, Progress, Restarts
+from roskva.cli.supervise import LogFile, Progress, Restarts, Watch
 
 PID = 7
 
@@ -141,3 +146,58 @@ def test_a_large_log_is_moved_aside_while_it_is_open(tmp_path: Path, monkeypatch
         assert (tmp_path / "part.log.1").stat().st_size == 201
         writer.write(b"after\n")
     assert log.new_lines() == ["after"]
+
+
+class Gateway(ThreadingHTTPServer):
+    """Answers every request; counts connections, and breaks the one it has when asked to."""
+
+    connections = 0
+    answers = 0
+    hang_up = False
+
+
+class Answering(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        cast(Gateway, self.server).connections += 1
+
+    def do_GET(self) -> None:
+        server = cast(Gateway, self.server)
+        server.answers += 1
+        if server.hang_up:
+            server.hang_up, self.close_connection = False, True
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_watch_asks_over_one_connection_and_makes_another_only_if_that_broke() -> None:
+    """When ten thousand clients connect at once, a new connection waits behind all of them: a busy gateway was taken for a dead one."""
+    with Gateway(("127.0.0.1", 0), Answering) as gateway:
+        threading.Thread(target=gateway.serve_forever, args=(0.01,), daemon=True).start()
+        watch = Watch(f"http://127.0.0.1:{gateway.server_port}", interval_s=0.01, timeout_s=5.0)
+        watch.start()
+        wait_until(lambda: gateway.answers > 20)
+        assert gateway.connections == 1
+        assert watch.answered > 0.0
+        gateway.hang_up = True
+        wait_until(lambda: gateway.connections == 2)
+        before_s = watch.answered
+        wait_until(lambda: watch.answered > before_s)
+        watch.stop()
+        watch.join(10)
+        gateway.shutdown()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

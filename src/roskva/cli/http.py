@@ -53,11 +53,41 @@ def _asked(request: urllib.request.Request, timeout_s: float) -> dict[str, Any]:
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise ServiceUnreachable(f"{url} does not answer ({str(reason) or type(reason).__name__}).") from None
+    return _object_in(body)
+
+
+def _object_in(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except ValueError:
         return {"text": body.decode(errors="replace")}
     return value if isinstance(value, dict) else {"value": value}
+
+
+class Conversation:
+    """Many small requests over one connection: when thousands of clients connect at once, each new one waits behind all of them."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urllib.parse.urlsplit(url)
+        assert parts.hostname is not None
+        self._url = url
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """As the function of that name. After an error the next call connects anew."""
+        try:
+            self._connection.request("GET", path)
+            answer = self._connection.getresponse()
+            body = answer.read()
+        except (http.client.HTTPException, OSError) as error:
+            self._connection.close()
+            raise ServiceUnreachable(f"{self._url} does not answer ({str(error) or type(error).__name__}).") from None
+        if answer.status >= 400:
+            raise _refusal(self._url + path, answer.status, body)
+        return _object_in(body)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def _refusal(url: str, status: int, body: bytes) -> RoskvaError:

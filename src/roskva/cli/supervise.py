@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from roskva.cli import processes
-from roskva.cli.http import get_json
+from roskva.cli.http import Conversation
 from roskva.cli.report import PipelineReport, pipeline_report
 from roskva.errors import RoskvaError
 
@@ -158,26 +158,30 @@ class Child:
 
 
 class Watch(threading.Thread):
-    """Asks the gateway every second how it is, beside the supervisor's loop, which must never wait for an answer."""
+    """Asks the gateway every second how it is, beside the supervisor's loop, which must never wait for an answer.
 
-    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = 3.0) -> None:
+    Over one connection, and with patience: a gateway that works off ten thousand connects is busy and must not be ended for it.
+    """
+
+    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = GATEWAY_SILENCE_S) -> None:
         super().__init__(name="watch", daemon=True)
         self.answered = 0.0  # when /healthz last answered, by time.monotonic
         self.pipeline: PipelineReport | None = None  # its last report; None: no report at the last look
-        self._url, self._interval_s, self._timeout_s = url, interval_s, timeout_s
+        self._gateway, self._interval_s = Conversation(url, timeout_s), interval_s
         self._stopped = threading.Event()
 
     def run(self) -> None:
         while not self._stopped.wait(0.1 if self.pipeline is None else self._interval_s):
             try:
-                get_json(f"{self._url}/healthz", self._timeout_s)
+                self._gateway.get_json("/healthz")
                 self.answered = time.monotonic()
-                self.pipeline = pipeline_report(get_json(f"{self._url}/v1/status", self._timeout_s))
+                self.pipeline = pipeline_report(self._gateway.get_json("/v1/status"))
             except RoskvaError:
                 self.pipeline = None
             except Exception:
                 logging.getLogger(__name__).exception("the watch met something unexpected")
                 self.pipeline = None
+        self._gateway.close()
 
     def stop(self) -> None:
         self._stopped.set()
