@@ -149,6 +149,8 @@ def test_a_sync_of_no_known_form_is_refused_and_erases_nothing(sync: str) -> Non
         (b'{"register":[{"op":1,"object":"a","version":"-1"}]}', "version"),
         (b'{"register":[{"op":1,"object":"a","version":"12345678901234567890"}]}', "version"),
         (b'{"register":[{"op":1,"object":"a","version":7}]}', "version"),
+        (b'{"register":[{"op":1,"object":"a","version":"7\\n"}]}', "version"),
+        (b'{"summary":{"count":1,"digest":"%s\\n"}}' % DIGEST.encode(), r"summary\.digest"),
         (b'{"register":[{"op":1,"object":"a","epoch":4294967296}]}', "epoch"),
         (b'{"register":{"op":1,"object":"a"}}', "register"),
         (b'{"unregister":[{"object":"a"}]}', "op"),

@@ -17,7 +17,7 @@ PROTOCOL_VERSION: Final = 1
 BUCKETS: Final = 256
 FULL_SYNC_MAX: Final = 256  # up to so many registrations a sync sends all of them
 
-Decimal = Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,18})$")]
+Decimal = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,18})\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**32)]
 Operation = Annotated[int, Meta(ge=1, le=2**53)]  # numbers the operations of one session; a retry takes a new one
 Epoch = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -33,7 +33,7 @@ class Summary(Wire, frozen=True):
     """A set of registrations: how many, and the sum modulo 2^128 of a hash of each (32 hexadecimal digits)."""
 
     count: Count
-    digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
 class Init(Wire, frozen=True):
@@ -75,7 +75,7 @@ class SyncObject(Wire, frozen=True):
 class BucketSummary(Wire, frozen=True):
     bucket: Bucket
     count: Count
-    digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
 class Sync(Wire, frozen=True):
