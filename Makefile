@@ -41,7 +41,7 @@ bench: ## measure; results and plots go to bench/results (make bench ARGS=latenc
 	@$(BIN)/python -m bench $(if $(ARGS),$(ARGS),all)
 
 clean: ## remove the Python environment and what tools left behind; the data directory stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist clients/typescript/node_modules clients/typescript/dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows

@@ -26,7 +26,7 @@ from roskva.model import name_from_text
 from roskva.protocol.messages import ClientMessage, ServerMessage, decode_server, encode
 
 _TEXT: Final = WSMsgType.TEXT
-_CONNECT_S: Final = 15.0  # as in roskva.client.channel
+_CONNECT_S: Final = 15.0  # as in roskva.client.channels
 _STARTING_MAX: Final = 1_000  # clients that join at once: joining is not measured
 _STEP_S: Final = 0.05
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what Roskva needs to run (`setup.sh up`) or to be tested (`setup.sh test`): Java, a Python environment in .venv, and
-# the packages of requirements.lock. Says what it does; takes a moment when everything is there already.
+# the packages of requirements.lock; for tests the tools of clients/typescript, too. Says what it does; takes a moment when everything
+# is there already.
 #
 # System packages are installed with apt-get when that is possible without asking (as root, or sudo without a password). Otherwise
 # it prints the command to run and ends with status 1.
@@ -49,6 +50,7 @@ missing_packages() {
     if [ -n "$python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then wanted+=(python3-venv); fi
     find_java || wanted+=(openjdk-17-jre-headless)
     if [ "$purpose" = test ] && ! find_chromium >/dev/null; then wanted+=(chromium); fi
+    if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v nginx >/dev/null; then wanted+=(nginx-light); fi
     # What Playwright's own node needs, to drive the browser.
     if [ "$purpose" = test ] && [ -z "$(find /usr/lib /lib -name 'libatomic.so.1' -print -quit 2>/dev/null)" ]; then wanted+=(libatomic1); fi
 }
@@ -81,6 +83,17 @@ install_packages() {
     rm -f "$log"
 }
 
+# Compiler and bundler of the TypeScript client, by the hashes of its package-lock.json. Node and npm come with requirements.lock.
+install_typescript_tools() {
+    local folder=clients/typescript key
+    key=$(sha256sum <$folder/package-lock.json)
+    if [ "$(cat $folder/node_modules/roskva-setup 2>/dev/null || true)" = "$key" ]; then return; fi
+    say "installing the tools of the TypeScript client (about 45 MB)"
+    # Node has its own list of authorities, and behind a company's proxy the machine's list counts.
+    (cd $folder && PATH="$OLDPWD/.venv/bin:$PATH" NODE_USE_SYSTEM_CA=1 npm ci --loglevel=error)
+    printf '%s\n' "$key" >$folder/node_modules/roskva-setup
+}
+
 python=
 missing_packages
 if [ ${#wanted[@]} -gt 0 ]; then
@@ -92,7 +105,10 @@ fi
 # The environment is done when the stamp tells of exactly these files and a Python that still runs.
 key=$(cat requirements.lock pyproject.toml | sha256sum | cut -d ' ' -f 1)
 stamp=.venv/roskva-setup
-if [ "$(cat $stamp 2>/dev/null || true)" = "$key" ] && .venv/bin/python -c 'import roskva' 2>/dev/null; then exit 0; fi
+if [ "$(cat $stamp 2>/dev/null || true)" = "$key" ] && .venv/bin/python -c 'import roskva' 2>/dev/null; then
+    [ "$purpose" = up ] || install_typescript_tools
+    exit 0
+fi
 
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     say "creating the Python environment in .venv ($("$python" --version))"
@@ -108,4 +124,5 @@ pip install --quiet --require-hashes --no-deps -r /dev/stdin <<<"$tools"
 pip install $quiet --require-hashes --no-build-isolation -r requirements.lock
 pip install --quiet --no-deps --no-build-isolation -e .
 printf '%s\n' "$key" >$stamp
+[ "$purpose" = up ] || install_typescript_tools
 say "done"

@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # Pure functions over data: they run in the service, in Spark tasks and in the tests' models alike.
 PURE = re.compile(
-    r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|mailbox|statefile|callbacks|__init__).*"
+    r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface)"
 )
 IMPURE = {
@@ -137,7 +137,17 @@ def test_nothing_imports_the_command_line() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(roskva.__all__) == ["BlockingPublisher", "Client", "Notification", "Publisher", "errors"]
+    assert sorted(roskva.__all__) == [
+        "BlockingLiveCache",
+        "BlockingPublisher",
+        "Channel",
+        "Client",
+        "LiveCache",
+        "Notification",
+        "Publisher",
+        "SqliteStore",
+        "errors",
+    ]
     for name in roskva.__all__:
         assert getattr(roskva, name) is not None
 

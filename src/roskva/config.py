@@ -133,7 +133,7 @@ class Settings:
     member_timeout_s: float = setting(5.0, "A gateway whose counter did not move for so long is dead to the others.")
     settling_s: float = setting(120.0, "After a change of members, nothing is void without a fresh read for so long.", least=0)
     operations_waiting_max: int = setting(
-        100_000, "Handshakes, registrations and objects of syncs that wait at one gateway; more are answered `overloaded`."
+        20_000, "Handshakes, registrations and objects of syncs that wait at one gateway; more are answered `overloaded`."
     )
     unfinished_max: int = setting(
         100_000, "Registrations on their way, and as many marked clients, in a gateway's memory; a scan finds what is dropped at the limit."

@@ -18,6 +18,8 @@
     |   +-- TokenInvalid           the token is forged, damaged, or of a collected client
     |   +-- TokenElsewhere         the token is of another data center or incarnation
     |   +-- SessionSuperseded      a later start of the same client took over
+    |   +-- TrustRefused           a trusted connection did not show the key
+    |   +-- ChannelClosed          a polled connection is not known, or was closed
     |   +-- InvalidSetting         a setting is unknown, or its value does not fit
     +-- Unavailable                the same call may succeed later
     |   +-- FeedFull               unread records reached the limit: publishes are refused
@@ -27,12 +29,14 @@
     |   +-- Overloaded             a queue is at its limit
     |   +-- SlowConsumer           a connection did not take what was sent to it
     |   +-- ServiceUnreachable     nothing answers at the service's address
+    |   +-- FetchFailed            a LiveCache has no current value, and the application's own fetch failed
     +-- KeysUnusable               the file of keys cannot be read or created
     +-- DataOutdated               the data directory was made by an earlier version of Roskva
     +-- AddressInUse               something else listens on the port, or another `up` uses the data directory
     +-- JavaMissing                no Java 17 or 21 was found, which Spark needs
     +-- StateInUse                 another running client holds this state file
     +-- ClientStopped              this client was superseded twice in a minute, or was stopped
+    +-- UsedAfterFork              a BlockingLiveCache was used before this process was forked
 
 `code` is stable and documented in docs/errors.md, which is generated from this file.
 """
@@ -197,6 +201,21 @@ class SessionSuperseded(BadRequest):
     advice = "Handshake once more; if it happens again within a minute, two clients share one state: give each its own."
 
 
+class TrustRefused(BadRequest):
+    code = "trust-refused"
+    status = 401
+    advice = "Send `Authorization: Bearer` with the key `trusted` of DATA/keys.json."
+
+
+class ChannelClosed(BadRequest):
+    code = "channel-closed"
+    status = 410
+    advice = "Open a new one: everything unacknowledged is sent again."
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The channel is closed: {reason}.")
+
+
 class InvalidSetting(BadRequest):
     code = "invalid-setting"
     advice = "docs/settings.md lists every setting."
@@ -252,6 +271,18 @@ class ServiceUnreachable(Unavailable):
     advice = "Is it running? `roskva up` starts it; `--url` or ROSKVA_URL says where it is."
 
 
+class FetchFailed(Unavailable):
+    """`__cause__` is what the application's fetch raised, if it was called just now; `retry_in_s` is when the cache will call it again."""
+
+    code = "fetch-failed"
+    advice = "Ask again later, or use what the cache still holds (`peek`)."
+
+    def __init__(self, name: object, reason: str, retry_in_s: float = 0.0) -> None:
+        super().__init__(f"The object {_shown(name)} could not be fetched: {reason[:200]}.")
+        self.reason = reason
+        self.retry_in_s = retry_in_s
+
+
 class DataOutdated(RoskvaError):
     code = "data-outdated"
     status = 409
@@ -291,6 +322,14 @@ class StateInUse(RoskvaError):
 class ClientStopped(RoskvaError):
     code = "client-stopped"
     advice = "Start a new client; give each running client a state file of its own."
+
+
+class UsedAfterFork(RoskvaError):
+    code = "used-after-fork"
+    advice = "Make one per process, or use it first after the fork: its thread and its connection stay behind with the parent."
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"This {what} was started before the process was forked.")
 
 
 REFERENCE = """\

@@ -1,11 +1,12 @@
-"""The keys of a deployment: those that sign tokens, and the one that gateways and pipeline prove to each other.
+"""The keys of a deployment: those that sign tokens, the one that gateways and pipeline prove to each other, and that of trusted servers.
 
 They live in DATA/keys.json, readable by its owner only:
 
-    {"signing": {"1": base64, "2": base64}, "internal": base64}
+    {"signing": {"1": base64, "2": base64}, "internal": base64, "trusted": base64}
 
 The signing key with the largest number signs, all of them verify: to rotate, add one with a larger number and restart;
-remove the old one when every client has been heard since. With the settings, this file is all that an operator must keep.
+remove the old one when every client has been heard since. Who knows `trusted` may carry many clients over one connection; without
+it nobody may. With the settings, this file is all that an operator must keep.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ _FILE: Final = "keys.json"
 class Keys(NamedTuple):
     keyring: Keyring
     internal: bytes
+    trusted: str = ""  # as it stands in the file; empty: there is none
 
 
 class _KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signing: dict[str, str]
     internal: str
+    trusted: str = ""
 
 
 def load_keys(data_dir: Path) -> Keys:
@@ -56,7 +59,9 @@ def _parse(path: Path, content: bytes) -> Keys:
         internal = _decode(stored.internal)
         if len(internal) < 16:
             raise ValueError("the internal key is shorter than 16 bytes")
-        return Keys(Keyring(signing), internal)
+        if stored.trusted and len(_decode(stored.trusted)) < 16:
+            raise ValueError("the key of trusted servers is shorter than 16 bytes")
+        return Keys(Keyring(signing), internal, stored.trusted)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise KeysUnusable(str(path), str(error)) from None
 
@@ -71,7 +76,7 @@ def _decode(text: str) -> bytes:
 def _create(path: Path) -> None:
     """Write aside, make durable, then link into place: whoever links first wins, and nobody ever reads half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    keys = _KeysFile(signing={"1": _new_key()}, internal=_new_key())
+    keys = _KeysFile(signing={"1": _new_key()}, internal=_new_key(), trusted=_new_key())
     aside = path.with_name(f".{_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

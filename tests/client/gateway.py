@@ -151,6 +151,11 @@ class FakeGateway:
             anew = StartAnew(code="session-superseded" if known else "token-invalid", keep=known)
             await socket.send_str(messages.encode(ServerMessage(token=message.token, start_anew=anew)).decode())
             return
+        if message.forget:
+            self.clients.remove(client)
+            anew = StartAnew(code="token-invalid", keep=False)
+            await socket.send_str(messages.encode(ServerMessage(token=message.token, start_anew=anew)).decode())
+            return
         returned = client.fresh or client.socket is not socket
         client.socket, client.fresh = socket, False
         for ack in message.acks:
@@ -159,7 +164,7 @@ class FakeGateway:
         before = set(client.registered)
         statuses = [self._register(client, one.object) for one in message.register]
         for gone in message.unregister:
-            client.registered.pop(gone.object, None)
+            self._unregister(client, gone.object)
             statuses.append(Status(object=gone.object, state=messages.UNREGISTERED))
         request = None if message.sync is None else self._sync(client, message.sync, statuses)
         await self.say(client, status=statuses, sync_request=request)
@@ -167,6 +172,11 @@ class FakeGateway:
         await self._owe(client, [(name, self.versions.get(name)) for name in new])
         if returned:
             await self.redeliver()
+
+    @staticmethod
+    def _unregister(client: FakeClient, name: str) -> None:
+        client.registered.pop(name, None)
+        client.waiting = {key: version for key, version in client.waiting.items() if key[0] != name}
 
     def _register(self, client: FakeClient, name: str) -> Status:
         if name in self.refuse:
@@ -181,7 +191,7 @@ class FakeGateway:
         stated = {one.object for one in sync.objects or []}
         for name in [name for name in client.registered if name not in stated]:
             if sync.buckets is None or bucket_of(name.encode()) in sync.buckets:
-                del client.registered[name]
+                self._unregister(client, name)
         statuses += [self._register(client, name) for name in stated if name not in client.registered]
         return None
 

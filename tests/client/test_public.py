@@ -12,11 +12,36 @@ import roskva
 from roskva.client import actions
 from tests.client.gateway import GatewayThread
 
-PURE = ["actions", "core", "desired", "handover", "handshake", "limits", "operations", "outbox", "state", "syncing"]
+PURE = [
+    "actions",
+    "choice",
+    "core",
+    "desired",
+    "following",
+    "freshness",
+    "handover",
+    "handshake",
+    "limits",
+    "operations",
+    "outbox",
+    "state",
+    "syncing",
+]
 
 
 def test_the_public_names() -> None:
-    assert roskva.__all__ == ["BlockingPublisher", "Client", "Notification", "Publisher", "errors"]
+    names = [
+        "BlockingLiveCache",
+        "BlockingPublisher",
+        "Channel",
+        "Client",
+        "LiveCache",
+        "Notification",
+        "Publisher",
+        "SqliteStore",
+        "errors",
+    ]
+    assert roskva.__all__ == names
     for name in roskva.__all__:
         assert getattr(roskva, name) is not None
         assert name in dir(roskva)
@@ -45,11 +70,11 @@ def test_examples_of_actions() -> None:
 
 def test_examples_that_need_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     from roskva import publisher
-    from roskva.client import shell
+    from roskva.client import livecache, livecache_blocking, shell
 
     with GatewayThread() as gateway:
         monkeypatch.setenv("ROSKVA_URL", gateway.url)
-        for module in (shell, publisher):
+        for module in (shell, publisher, livecache, livecache_blocking):
             outcome = doctest.testmod(module)
             assert outcome.attempted > 0
             assert outcome.failed == 0

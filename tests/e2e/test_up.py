@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -124,6 +126,91 @@ async def test_a_client_with_state_goes_on_under_its_id_and_hears_only_what_it_m
             await _until(lambda: client.in_sync)
 
 
+async def test_a_live_cache_is_fresh_after_a_restart_without_a_fetch_and_follows_changes(service: Service, tmp_path: Path) -> None:
+    name = f"cached-{uuid.uuid4().hex[:8]}"
+    versions = {name: 5}
+    fetches: list[str] = []
+
+    async def fetch(asked: str) -> tuple[str, int]:
+        fetches.append(asked)
+        return f"{asked}@{versions[asked]}", versions[asked]
+
+    async with roskva.Publisher(service.url, application="demo") as publisher:
+        await publisher.publish(name, 5)
+        await _until_known(service, name, 5)
+        for _ in range(2):
+            async with (
+                roskva.Client(service.url, application="demo", state=tmp_path / "me.state") as client,
+                roskva.LiveCache(
+                    client, fetch, versioned=True, store=roskva.SqliteStore(tmp_path / "cache.db"), start_wait_s=20.0
+                ) as cache,
+            ):
+                assert await asyncio.gather(*(cache.get(name) for _ in range(10))) == [f"{name}@5"] * 10
+                await _until(lambda cache=cache: cache.state(name).state == "fresh")  # type: ignore[misc]
+        assert fetches == [name], "one fetch in two runs"
+        async with (
+            roskva.Client(service.url, application="demo", state=tmp_path / "me.state") as client,
+            roskva.LiveCache(client, fetch, versioned=True, store=roskva.SqliteStore(tmp_path / "cache.db"), start_wait_s=20.0) as cache,
+        ):
+            versions[name] = 6
+            await publisher.publish(name, 6)
+            await _until(lambda: cache.peek(name) == f"{name}@6")
+            await _until(lambda: client.in_sync)
+            assert await cache.get(name) == f"{name}@6"
+        assert fetches == [name, name]
+
+
+async def test_a_client_that_signs_out_is_gone_at_the_service_and_here(service: Service, tmp_path: Path) -> None:
+    name, state = f"gone-{uuid.uuid4().hex[:8]}", tmp_path / "me.state"
+    async with roskva.Client(service.url, application="demo", state=state) as client:
+        await client.register(name)
+        notification = await asyncio.wait_for(anext(aiter(client)), 20)
+        client.acknowledge(notification)
+        await _until(lambda: client.in_sync)
+        kept = state.read_bytes()
+        await client.forget(timeout=20)
+    assert not state.exists()
+    state.write_bytes(kept)  # a thief's copy: its id is nobody's any more, so the registration is a new one, and is answered
+    async with roskva.Client(service.url, application="demo", state=state) as client:
+        await client.register(name)
+        assert (await asyncio.wait_for(anext(aiter(client)), 20)).unknown
+
+
+def test_instances_of_the_example_service_follow_each_other(service: Service, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples/documents/service.py"), "--database", str(tmp_path / "documents.db")]
+    instances = [
+        subprocess.Popen(command, env={**os.environ, "ROSKVA_URL": service.url}, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        urls = [instance.stdout.readline().strip() for instance in instances if instance.stdout is not None]
+        name = f"plan-{uuid.uuid4().hex[:8]}"
+        writer, reader = [f"{url}/documents/{name}" for url in urls]
+        for draft in ("first", "second"):
+            with urlopen(Request(writer, data=draft.encode(), method="PUT"), timeout=10) as answer:
+                assert answer.status == 200
+            for url in (writer, reader):
+                _shown(url, draft)
+        fetches = {_get(reader)[2] for _ in range(20)}
+        assert len(fetches) == 1, "twenty answers from memory"
+    finally:
+        for instance in instances:
+            instance.send_signal(signal.SIGINT)
+        for instance in instances:
+            instance.communicate(timeout=15)
+
+
+def _get(url: str) -> tuple[str, str, str]:
+    with urlopen(url, timeout=10) as answer:
+        return answer.read().decode(), answer.headers["X-Cache"], answer.headers["X-Fetches"]
+
+
+def _shown(url: str, text: str) -> None:
+    deadline_s = time.monotonic() + 20
+    while _get(url)[:2] != (text, "fresh"):
+        assert time.monotonic() < deadline_s, f"{text} was not shown at {url}"
+        time.sleep(0.05)
+
+
 async def _until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not true():
@@ -144,8 +231,6 @@ async def _until_known(service: Service, name: str, version: int) -> None:
 
 
 def test_what_is_malformed_becomes_a_dead_letter_that_the_cli_shows(service: Service) -> None:
-    from urllib.request import Request, urlopen
-
     marker = uuid.uuid4().hex
     body = json.dumps({"application": "demo", "raw": [{"object": marker, "version": "seven"}]}).encode()
     request = Request(service.url + "/v1/publish", data=body, headers={"Content-Type": "application/json"})

@@ -277,6 +277,31 @@ async def test_connections_beyond_the_limit_are_refused(start: Start, http: aioh
         assert answer.status == 200
 
 
+async def test_http_connections_that_are_kept_open_count_too(start: Start) -> None:
+    gateway = await start(connections_max=3)
+    raws = []
+    for _ in range(3):
+        raws.append(await Raw.connect(gateway))
+        await raws[-1].send(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (await raws[-1].read_head()).startswith(b"HTTP/1.1 200 ")
+    refused = await Raw.connect(gateway)
+    assert (await refused.read_head()).startswith(b"HTTP/1.1 503 ")
+    await refused.close()
+    for raw in raws:
+        await raw.close()
+    async with asyncio.timeout(5):
+        while gateway.port.full():
+            await asyncio.sleep(0.01)
+    raw = await Raw.connect(gateway)
+    await raw.send(UPGRADE)
+    assert (await raw.read_head()).startswith(b"HTTP/1.1 101 ")
+    assert gateway.port._websockets == 1
+    await raw.close()
+    async with asyncio.timeout(5):
+        while gateway.port._websockets:
+            await asyncio.sleep(0.01)
+
+
 async def test_slow_client_is_bounded_and_then_disconnected(gateway: Gateway) -> None:
     raw = await Raw.connect(gateway)
     raw.writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -184,6 +184,10 @@ class Server:
             self._carry_out(session, core.sync(row, number, session.operations, message.sync, limit))
         if message.register or message.unregister or message.sync is not None:
             return
+        if message.forget:
+            self.forget(session.claims.client)
+            self._start_anew(session.channel, session.token, core.Admission.GONE)
+            return
         differ = message.summary is not None and message.summary != row.digest.summary()
         if differ and row.pending_count == 0 and self.now_s - session.hinted_s >= SYNC_HINT_S:
             session.hinted_s = self.now_s

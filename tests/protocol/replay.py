@@ -173,6 +173,10 @@ class Replay:
                     self._act(self.client.tick(self.now_s))
             self._settle()
 
+    def sign_out(self) -> None:
+        assert self.client is not None
+        self._act(self.client.forget(self.now_s))
+
     def clone(self) -> None:
         """Another process with a copy of the state: it handshakes and speaks, on a connection that is not shown."""
         assert self.state is not None
@@ -201,6 +205,7 @@ class Replay:
 _DIRECTIVES: dict[str, Callable[..., None]] = {
     r"the application starts(?: (?P<state>without a state))?": lambda self, state: self.start(state or ""),
     r"the application ends": Replay.stop,
+    r"the application signs out": Replay.sign_out,
     r"register (?P<name>\S+)(?:, holding version (?P<version>\d+)(?: of epoch (?P<epoch>\d+))?)?": Replay.register,
     r"register object-(?P<first>\d+) to object-(?P<last>\d+)": Replay.register_many,
     r"unregister (?P<name>\S+)": Replay.unregister,

@@ -62,5 +62,6 @@ def test_every_error_that_is_named_exists() -> None:
 
 
 def test_links_within_the_page_lead_somewhere() -> None:
-    anchors = {re.sub(r"[^a-z0-9 -]", "", line[3:].lower()).replace(" ", "-") for line in DOCUMENT.splitlines() if line[:3] == "## "}
+    headings = re.findall(r"^##+ (.*)", DOCUMENT, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([\w-]+)\)", DOCUMENT)) <= anchors

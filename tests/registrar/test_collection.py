@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -205,3 +206,37 @@ async def test_a_row_that_cannot_be_read_or_written_is_unavailable(place: Place,
         assert await place.registrar.propagate([collect(), zombie()]) == [UNAVAILABLE] * 2
     assert CREATED in stored(place, CLIENT)
     assert await place.registrar.propagate([collect()]) == [DROP_COPY]
+
+
+async def test_a_client_that_signs_out_is_collected_at_once_and_told_so(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    await place.register(channel, token, "hello")
+    place.say(channel, ClientMessage(token=token, forget=True))
+    answer = await channel.until(lambda message: message.start_anew)
+    assert answer.start_anew is not None
+    assert (answer.token, answer.start_anew.keep) == (token, False)
+    assert place.row(token).created is None
+    assert place.registrar.counters.collected == 1
+    # Whoever kept a copy of its token is somebody else from now on.
+    again = await place.start_client(HeldChannel(), prior=token)
+    assert place.client(again) != place.client(token)
+
+
+async def test_a_client_whose_row_cannot_be_written_is_not_told_that_it_is_gone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    client = place.client(token)
+
+    async def fails(cells: object) -> set[ClientId]:
+        return {client}
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(place.registrar._writer), "write", lambda self, cells: fails(cells))
+        collection = dataclasses.replace(place.registrar.collection, write=fails)
+        broken.setattr(place.registrar, "collection", collection)
+        place.say(channel, ClientMessage(token=token, forget=True))
+        answer = await channel.until(lambda message: message.error)
+    assert answer.error is not None
+    assert answer.error.transient
+    assert place.row(token).created is not None

@@ -1,7 +1,7 @@
 """The client of Roskva: a pure core, and an asyncio shell around it (Thialfi 3.3 and 4.1).
 
 `core` and what it is made of (`actions`, `desired`, `handover`, `operations`, `state`) do no I/O. `shell` gives the core a
-WebSocket, a clock, dice and a file. Importing this package imports none of them: the pure parts stay free of asyncio and
+channel (`channels`), a clock, dice and a file. Importing this package imports none of them: the pure parts stay free of asyncio and
 aiohttp.
 """
 

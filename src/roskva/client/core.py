@@ -48,7 +48,7 @@ from roskva.client.desired import Desired, Held
 from roskva.client.handover import Handover, Verdict, ack_of
 from roskva.client.handshake import Handshake, Refusal
 from roskva.client.limits import within_reason
-from roskva.client.operations import Operations
+from roskva.client.operations import Operations, pause_s
 from roskva.client.outbox import Outbox
 from roskva.client.state import encode_state, prior_token
 from roskva.client.syncing import Syncing
@@ -68,6 +68,7 @@ from roskva.protocol.messages import (
     SyncRequest,
 )
 
+FORGET_SETTLES_S: Final = 5.0  # a client that signs out waits so long for its unregistrations to reach the Matcher
 RESTATING_PAUSES_MAX: Final = 10  # the application may take so many retry_min_s to restate its registrations after a restart
 _NEVER: Final = float("-inf")
 _NOTHING: Final = Summary(count=0, digest="0" * 32)
@@ -107,6 +108,9 @@ class ClientCore:
         self._restating_end = _NEVER
         self._server_summary: Summary | None = None
         self._unsettled = 0
+        self._forget_due: float | None = None  # when the server is asked (again) to delete this client; None: never
+        self._forget_patience = _NEVER  # until then it is not asked before its registrations are settled
+        self._forget_tries = 0
 
     def start(self, now: float) -> list[Action]:
         """Begin. Every start handshakes (Thialfi 4.1.2), and asks the application for its registrations (4.1.3)."""
@@ -119,6 +123,25 @@ class ClientCore:
         self.stopped = ClientStopped("The client was stopped.")
         return [CloseChannel()]
 
+    def forget(self, now: float) -> list[Action]:
+        """Sign out: wish for nothing, and when the server has settled that, or has not for a while, ask it to delete this client.
+
+        `Stopped` says that it did.
+        """
+        if self.stopped is not None:
+            return []
+        if not self._handshake.token and not self._handshake.prior:
+            return [WriteState(self._state()), *self._end(ClientStopped("The client was forgotten."))]
+        self._forget_due = _NEVER
+        self._forget_patience = now + FORGET_SETTLES_S
+        self._restating_until = None
+        self.operations.clear()  # the sync states that there is nothing; its number is above theirs
+        for name in list(self.desired):
+            self.handover.unregistered(name, forget=True)
+            self.desired.remove(name)
+        self.desired.unconfirmed.clear()
+        return self._flush(now)
+
     def connected(self, now: float) -> list[Action]:
         """A channel is up. A session lives on over any channel: its first message says where the client is now."""
         self._connected = True
@@ -128,6 +151,7 @@ class ClientCore:
         self._outbox.must_speak = True
         self.operations.restart()
         self.syncing.interrupted()
+        self._forget_due = None if self._forget_due is None else _NEVER
         return self._flush(now)
 
     def disconnected(self, now: float) -> list[Action]:
@@ -151,6 +175,9 @@ class ClientCore:
         waiting = self.operations.next_due(self.config)
         if not self.operations and self._differs():
             waiting = self.syncing.not_before
+        forget_at = self._forget_at()
+        if forget_at is not None:
+            waiting = forget_at if waiting is None else min(waiting, forget_at)
         return deadline if waiting is None else min(deadline, max(waiting, self._quiet_until))
 
     def in_sync(self, now: float) -> bool:
@@ -159,20 +186,21 @@ class ClientCore:
 
     def confirmed(self, now: float) -> bool:
         """The server has exactly what is wished for, and said so within two keepalives; it may owe notifications."""
+        return self.alive(now) and not self._differs() and not self.operations and not self.syncing.in_flight
+
+    def alive(self, now: float) -> bool:
+        """The server spoke to this session over this connection, and within two keepalives."""
         return (
             self.stopped is None
             and self._connected
             and bool(self._handshake.token)
             and self._server_summary is not None
-            and self.desired.matches(self._server_summary)
-            and not self.operations
-            and not self.syncing.in_flight
             and now - self._heard_at < 2 * self.config.keepalive_s
         )
 
     def register(self, now: float, name: bytes, version: int | None = None, epoch: int = 0) -> list[Action]:
         """Wish for an object. `version` is what the application holds, and will still hold after a restart."""
-        if self.stopped is not None:
+        if self.stopped is not None or self._forget_due is not None:
             return []
         held = None if version is None else Held(version, epoch)
         new = self.desired.add(name, held)
@@ -283,6 +311,7 @@ class ClientCore:
         self.handover.new_session()
         self.operations.restart()
         self.syncing.interrupted()
+        self._forget_due = None if self._forget_due is None else _NEVER
         if restarted and summary is not None and summary.count > 0:
             self._restating_until = now + self.config.retry_min_s
             self._restating_end = now + RESTATING_PAUSES_MAX * self.config.retry_min_s
@@ -297,6 +326,9 @@ class ClientCore:
             return self._end(ClientStopped("Another client runs with the same state: it superseded this one twice within a minute."))
         self._server_summary = None
         self._restating_until = None
+        if outcome is Refusal.ANEW and self._forget_due is not None:
+            reached("client: forgotten")
+            return [WriteState(self._state()), *self._end(ClientStopped("The client was forgotten."))]
         if outcome is Refusal.HANDSHAKE:
             reached("client: told to handshake again")
             return []
@@ -385,9 +417,21 @@ class ClientCore:
                 actions += self._agree()
             elif not quiet and now >= self.syncing.not_before:
                 actions.append(self._outbox.sync(now, self.config, self.syncing))
-        if self._outbox.must_speak or now >= self._outbox.heartbeat_due:
+        forget_at = self._forget_at()
+        if forget_at is not None and not quiet and now >= forget_at:
+            self._forget_due = now + pause_s(self.config, self._forget_tries, self._random())
+            self._forget_tries += 1
+            actions.append(self._outbox.message(now, self.config, forget=True))
+        elif self._outbox.must_speak or now >= self._outbox.heartbeat_due:
             actions.append(self._outbox.message(now, self.config))
         return actions
+
+    def _forget_at(self) -> float | None:
+        """When to ask for it: when nothing is left to settle, so that the Matcher has no copy of any registration; or else, in the end."""
+        if self._forget_due is None or self._server_summary is None:
+            return None
+        settled = not self._differs() and self._unsettled == 0
+        return self._forget_due if settled else max(self._forget_due, self._forget_patience)
 
     def _differs(self) -> bool:
         return self._server_summary is not None and not self.desired.matches(self._server_summary)

@@ -77,6 +77,7 @@ class Outbox:
         unregister: list[Unregister] | None = None,
         acks: list[Ack] | None = None,
         sync: Sync | None = None,
+        forget: bool = False,
     ) -> Send:
         """Any message but `init`; with nothing in it, a heartbeat."""
         self.must_speak = False
@@ -88,6 +89,7 @@ class Outbox:
             unregister=unregister or [],
             acks=acks or [],
             sync=sync,
+            forget=forget,
         )
         return Send(message)
 

@@ -1,4 +1,4 @@
-"""`roskva.Client`: the client's core with a WebSocket, a clock, dice and a state file (Thialfi 3.3; asyncio).
+"""`roskva.Client`: the client's core with a channel, a clock, dice and a state file (Thialfi 3.3; asyncio).
 
 The shell decides nothing about the protocol. It feeds the core, carries out its actions in order, keeps one timer for the
 core's next deadline, connects again when a connection ends, and brings notifications to the application.
@@ -11,22 +11,25 @@ import logging
 import os
 import random
 import secrets
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-import aiohttp
-
 from roskva.client import actions
 from roskva.client.actions import Action, Notification
 from roskva.client.callbacks import Callback, Callbacks, call, key_of
-from roskva.client.channel import WebSocketChannel, channel_url
+from roskva.client.channels.connector import Connector
+from roskva.client.channels.link import Link, NotConnected
+from roskva.client.choice import AUTO
 from roskva.client.core import ClientCore
+from roskva.client.following import Following
 from roskva.client.limits import connect_pause_s
 from roskva.client.mailbox import Mailbox
 from roskva.client.statefile import StateFile, new_device, open_identity
-from roskva.errors import ClientStopped, InvalidName, InvalidVersion, ServiceUnreachable
+from roskva.errors import ClientStopped, InvalidName, InvalidSetting, InvalidVersion, ServiceUnreachable
 from roskva.model import check_application, check_device, name_from_text, name_to_text, version_from_number
+from roskva.protocol.channel import Channel
 from roskva.protocol.messages import Config, ServerMessage, encode
 
 log = logging.getLogger(__name__)
@@ -61,11 +64,15 @@ class Client:
     acknowledged when its callback returned; if it raised, that is logged, and the service delivers the notification again.
 
     A service that cannot be reached is no error: the client keeps trying, with pauses. `await client.synced(timeout)` tells.
+    `url` may be a list of addresses of one service: after three failures in a row the client goes to the next, and stays there.
+
+    `channel` is how messages travel: `auto` (a WebSocket, and long polls where a proxy breaks it), `websocket`, `long-poll`, or a
+    `roskva.Channel` of the application's own; then there is no `url`.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str] = "",
         *,
         application: str,
         state: str | os.PathLike[str] | None = None,
@@ -76,23 +83,27 @@ class Client:
         on_failure: Callback | None = None,
         on_reissue: Callback | None = None,
         config: Config | None = None,
+        channel: str | Channel = AUTO,
     ) -> None:
-        self.url = channel_url(url)
+        self._connector = Connector(url, channel)
         self.application = check_application(application)
         self.device = "" if device is None else check_device(device)
         self._state_file = None if state is None else StateFile(state)
         self._callbacks = Callbacks(on_notify, on_unknown, on_status, on_failure, on_reissue)
         self._config = config  # until the service sends its own
         self._core: ClientCore | None = None
-        self._channel: WebSocketChannel | None = None
+        self._channel: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._notifications: Mailbox[Notification] = Mailbox()  # for `async for`
         self._with_application: set[Notification] = set()  # taken by a loop, not acknowledged
         self._to_acknowledge: list[Notification] = []
+        self._handlers: dict[bytes, Callable[[Notification], None]] = {}  # of objects with a handler of their own
+        self._following = Following()
         self._watchers: list[asyncio.Future[None]] = []
         self._unreachable = ""  # why the last connection failed
         self._closed = False
+        self._forgotten = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -148,22 +159,46 @@ class Client:
         if self._state_file is not None:
             self._state_file.close()
 
-    async def register(self, name: str | bytes, version: int | None = None, epoch: int = 0) -> None:
+    async def forget(self, timeout: float = 10.0) -> None:
+        """Sign out: the service deletes this client's id with all its registrations, the state file goes, and the client has ended.
+
+        If the service does not confirm it within `timeout` seconds: ServiceUnreachable if there is no connection, else TimeoutError. The
+        client has ended and its state is gone all the same; then the service collects what it has of it when it was not seen for long.
+        """
+        core = self._running()
+        self._forgotten = True
+        self._perform(core.forget(self._now()))
+        try:
+            await self._await(lambda: core.stopped is not None, timeout, "the client is not deleted")
+        finally:
+            if self._state_file is not None:
+                await asyncio.to_thread(self._state_file.delete)
+            await self.close()
+
+    async def register(
+        self, name: str | bytes, version: int | None = None, epoch: int = 0, handler: Callable[[Notification], None] | None = None
+    ) -> None:
         """Wish to be told of an object's versions. Returns when the wish is recorded here; `synced` waits for the service.
 
         `version` (and its `epoch`, as the notification told it) is the one that the application holds already, and keeps over a
-        restart: nothing is sent for it or for older ones.
+        restart: nothing is sent for it or for older ones. `handler` is called with this object's notifications, at once and instead of
+        loops and callbacks, until the object is unregistered; it gives each to `acknowledge` when it was dealt with.
         """
         held = None if version is None else version_from_number(version)
         if not 0 <= epoch < 2**32:
             raise InvalidVersion(epoch)
-        core = self._running()
-        self._perform(core.register(self._now(), _name(name), held, epoch))
+        core, key = self._running(), _name(name)
+        if handler is not None:
+            if key in core.desired and self._handlers.get(key) != handler:
+                raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
+            self._handlers[key] = handler
+        self._perform(core.register(self._now(), key, held, epoch))
 
     async def unregister(self, name: str | bytes, forget: bool = False) -> None:
         """Wish no more to be told of it. `forget`: should it be registered again in this run, everything is told anew."""
-        core = self._running()
-        self._perform(core.unregister(self._now(), _name(name), forget))
+        core, key = self._running(), _name(name)
+        self._handlers.pop(key, None)
+        self._perform(core.unregister(self._now(), key, forget))
 
     def acknowledge(self, notification: Notification) -> None:
         """The application has dealt with it. Loops and callbacks do this by themselves."""
@@ -178,9 +213,27 @@ class Client:
         """The service has exactly the registrations wished for, owes this client nothing, and said so a moment ago."""
         return self._core is not None and not self._closed and self._core.in_sync(self._now())
 
+    def told_until(self, name: str | bytes) -> float | None:
+        """Up to when (in the event loop's time) the service has told of every change of this object that it knew: now, while all is well.
+
+        For whoever shows or caches one object: `in_sync` speaks of all at once. None: the registration is not confirmed.
+        """
+        core = self._core
+        return None if core is None or self._closed else self._following.told_until(core, self._now(), _name(name))
+
     @property
     def connected(self) -> bool:
         return self._channel is not None
+
+    @property
+    def url(self) -> str:
+        """Where the client is connected, or tries to."""
+        return self._connector.url
+
+    @property
+    def channel(self) -> str:
+        """How: `websocket`, `long-poll`, or `carried` by the application's own channel."""
+        return self._connector.kind
 
     @property
     def registrations(self) -> list[str]:
@@ -193,16 +246,19 @@ class Client:
         It does not wait for notifications: whether any are owed or unacknowledged, `in_sync` tells. After `timeout` seconds:
         ServiceUnreachable if there is no connection, else TimeoutError.
         """
+        await self._await(lambda: self._running().confirmed(self._now()), timeout, "not in sync")
+
+    async def _await(self, true: Callable[[], bool], timeout: float | None, otherwise: str) -> None:
         try:
             async with asyncio.timeout(timeout):
-                while not self._running().confirmed(self._now()):
+                while not true():
                     watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._watchers.append(watcher)
                     await watcher
         except TimeoutError:
             if not self.connected:
                 raise ServiceUnreachable(self._unreachable or f"There is no connection to {self.url}.") from None
-            raise TimeoutError(f"not in sync with {self.url} after {timeout} s") from None
+            raise TimeoutError(f"{otherwise}: {self.url}, after {timeout} s") from None
 
     def __aiter__(self) -> Notifications:
         """The notifications as they come. Each is acknowledged when the loop comes back for the next; one that the loop left
@@ -265,7 +321,7 @@ class Client:
                 if self._channel is not None:
                     self._channel.hang_up()
             elif isinstance(action, actions.Stopped):
-                log.error("the client stopped: %s", action.error)
+                log.log(logging.INFO if self._forgotten else logging.ERROR, "the client stopped: %s", action.error)
                 self._end_waiting()
             else:
                 self._callbacks.tell(action)
@@ -288,6 +344,15 @@ class Client:
             self._perform(self._core.tick(self._now()))
 
     def _notify(self, notification: Notification) -> None:
+        handler = self._handlers.get(notification.name)
+        if handler is not None:
+            try:
+                handler(notification)
+            except Exception:
+                log.exception("the handler of %s failed; the service delivers the notification again", notification.object)
+                if self._core is not None:
+                    self._perform(self._core.give_back(self._now(), notification))
+            return
         callback = self._callbacks.of(notification)
         if callback is None:
             self._notifications.put(key_of(notification), notification)
@@ -317,13 +382,13 @@ class Client:
     async def _stay_connected(self) -> None:
         core = self._core
         assert core is not None
-        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
+        async with self._connector as connector:
             failures = 0
             while core.stopped is None:
                 try:
-                    heard = await self._connection(core, await WebSocketChannel.connect(http, self.url))
+                    heard = await self._connection(core, await connector.connect())
                     failures = 0 if heard else failures + 1
-                except ServiceUnreachable as error:
+                except NotConnected as error:
                     if not failures:
                         log.warning("%s The client keeps trying.", error.what)
                     self._unreachable = error.what
@@ -331,32 +396,33 @@ class Client:
                 except Exception:
                     log.exception("a connection ended by a defect of this library; the client keeps trying")
                     failures += 1
+                pause_s = 0.0 if connector.has_next else connect_pause_s(core.config, failures, random.random())
                 if core.stopped is None:
-                    await asyncio.sleep(connect_pause_s(core.config, failures, random.random()))
+                    await asyncio.sleep(pause_s)
 
-    async def _connection(self, core: ClientCore, channel: WebSocketChannel) -> bool:
+    async def _connection(self, core: ClientCore, channel: Link) -> bool:
         """One connection, from its first word to its end; answers whether the service said anything over it."""
-        heard = False
 
         def received(message: ServerMessage) -> None:
-            nonlocal heard
-            heard = True
-            self._perform(core.received(self._now(), message))
+            wanted = core.received(self._now(), message)
+            self._following.heard(core, self._now())
+            self._perform(wanted)
 
         self._channel = channel
+        self._following.connected()
         try:
             self._perform(core.connected(self._now()))
-            reason = await channel.run(received)
+            reason = await self._connector.carry(channel, received)
             self._unreachable = f"The connection to {self.url} was {reason}."
             log.info("disconnected from %s: %s", self.url, reason)
         finally:
             self._channel = None
             self._perform(core.disconnected(self._now()))
-        return heard
+        return channel.heard
 
     def _write_state(self, data: bytes) -> None:
         file = self._state_file
-        if file is None or self._channel is None:
+        if file is None or self._channel is None or self._forgotten:
             return
 
         async def write() -> None:

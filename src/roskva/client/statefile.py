@@ -59,6 +59,11 @@ class StateFile:
         os.replace(temporary, self.path)
         sync_directory(self.path.parent)
 
+    def delete(self) -> None:
+        """Nothing is left of this client here. Its lock's file stays, empty, as below."""
+        self.path.unlink(missing_ok=True)
+        sync_directory(self.path.absolute().parent)
+
     def close(self) -> None:
         """Let go of the lock. The lock's file stays: removing it would let two clients hold two different files."""
         if self._lock is not None:

@@ -28,8 +28,10 @@ from roskva.gateway.disk import DiskWatch
 from roskva.gateway.inspection import Inspection, release
 from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
+from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
+from roskva.gateway.trusted import TRUSTED_PATH, TrustedLine, check_trust
 from roskva.gateway.websocket import HttpConnection
 from roskva.model import ClientId
 from roskva.telemetry.metrics import Metrics
@@ -97,9 +99,12 @@ class Routes:
     details: Details
     disk: DiskWatch
     port: Port | None = None  # set by the service: the port needs the routes first
+    trusted_key: str = ""  # of servers that may carry many clients; empty: there are none
 
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[errors], client_max_size=self.settings.publish_bytes_max)
+        size_max = max(self.settings.publish_bytes_max, self.settings.message_bytes_max)
+        application = web.Application(middlewares=[errors], client_max_size=size_max)
+        application.add_routes(Polling(self.port, self._body).routes())
         application.add_routes(
             [
                 web.post("/v1/publish", self.publish),
@@ -109,6 +114,7 @@ class Routes:
                 web.get("/v1/inspect/clients/{id}", self.inspect_client),
                 web.get("/v1/inspect/objects/{application}/{name:.+}", self.inspect_object),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
+                web.get(TRUSTED_PATH, self.trusted, allow_head=False),
                 web.get("/v1/status", self.status),
                 web.get("/v1/dead-letters", self.dead_letters),
                 web.get("/v1/openapi.json", self.openapi),
@@ -127,7 +133,7 @@ class Routes:
         self.disk.check()
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max)):
-            body = await self._body(request)
+            body = await self._body(request, self.settings.publish_bytes_max)
             status, answer = await self.publishing.publish(body)
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
         response = web.Response(body=answer, status=status, content_type="application/json")
@@ -136,24 +142,27 @@ class Routes:
         return response
 
     async def reset(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.commands.reset(await self._body(request)))
+        return json_response(await self.commands.reset(await self._body(request, self.settings.publish_bytes_max)))
 
     async def invalidate(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.commands.invalidate(await self._body(request)))
+        return json_response(await self.commands.invalidate(await self._body(request, self.settings.publish_bytes_max)))
 
-    async def _body(self, request: web.Request) -> bytes:
-        limit = self.settings.publish_bytes_max
+    async def _body(self, request: web.Request, limit: int) -> bytes:
         if request.content_length is not None and request.content_length > limit:
             raise MessageTooLarge(request.content_length, limit)
         try:
             if request.content.is_eof():  # all of it is here already, as usual: no timer
-                return await request.read()
-            async with asyncio.timeout(BODY_S):
-                return await request.read()
+                body = await request.read()
+            else:
+                async with asyncio.timeout(BODY_S):
+                    body = await request.read()
         except web.HTTPRequestEntityTooLarge:  # sent in chunks, so its size is not known
             raise MessageTooLarge(limit + 1, limit) from None
         except TimeoutError:
             raise MalformedMessage(f"The request's body did not arrive within {BODY_S:g} s.") from None
+        if len(body) > limit:
+            raise MessageTooLarge(len(body), limit)
+        return body
 
     async def object(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.inspection.object_version(*_object_in(request, "/v1/objects/")))
@@ -166,13 +175,19 @@ class Routes:
 
     async def channel(self, request: web.Request) -> web.StreamResponse:
         """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
-        if self.port is None or request.headers.get("Upgrade", "").lower() != "websocket":
-            response = error_response(MalformedMessage("This is a WebSocket: the request must ask for an upgrade."), 426)
-            response.headers["Upgrade"] = "websocket"
-            return response
+        if self.port is None or not _wants_websocket(request):
+            return _upgrade_required()
         if self.port.full():
             raise Unavailable("This gateway has as many connections as allowed.")
         return await HttpConnection(self.port).run(request)
+
+    async def trusted(self, request: web.Request) -> web.StreamResponse:
+        check_trust(request, self.trusted_key)
+        if self.port is None or not _wants_websocket(request):
+            return _upgrade_required()
+        if self.port.full():
+            raise Unavailable("This gateway has as many connections as allowed.")
+        return await TrustedLine(self.port).run(request)
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.inspection.status())
@@ -205,6 +220,16 @@ class Routes:
         )
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _wants_websocket(request: web.Request) -> bool:
+    return request.headers.get("Upgrade", "").lower() == "websocket"
+
+
+def _upgrade_required() -> web.Response:
+    response = error_response(MalformedMessage("This is a WebSocket: the request must ask for an upgrade."), 426)
+    response.headers["Upgrade"] = "websocket"
+    return response
 
 
 def _object_in(request: web.Request, before: str) -> tuple[str, str]:

@@ -58,7 +58,67 @@ _PAGE: Final = [
     _parameter("limit", "query", "At most so many.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
 ]
 
+_CHANNEL: Final = _parameter("id", "path", "As the opening gave it.", {"type": "string"})
+_CLOSED: Final = _json("The channel is closed or not known: open a new one.", _ERROR)
+_DONE: Final = {"description": "It is done."}
+
+
+def _messages(summary: str) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "parameters": [_CHANNEL],
+        "requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}},
+        "responses": {
+            "204": {"description": "They are taken; what is wrong with one of them is told over the channel."},
+            "400": _json("More than 100 messages.", _ERROR),
+            "410": _CLOSED,
+            "413": _json("The body is over `message_bytes_max`.", _ERROR),
+        },
+    }
+
+
+def _channels() -> dict[str, Any]:
+    """The polled connections; docs/protocol.md describes what is said over them."""
+    wait = _parameter("wait_s", "query", "How long to wait at most.", {"type": "integer", "minimum": 1, "maximum": 50, "default": 50})
+    fetch = {
+        "200": _text("Messages, one to a line.", "application/x-ndjson"),
+        "204": {"description": "Nothing came, or a newer request fetches now."},
+        "410": _CLOSED,
+    }
+    return {
+        "/v1/channels": {
+            "post": {
+                "summary": "Open a channel that is fetched: by long polls, or as server-sent events.",
+                "responses": {
+                    "201": _json("It is open.", {"$ref": "#/components/schemas/Opened"}),
+                    "503": _json("There are as many connections as allowed.", _ERROR),
+                },
+            }
+        },
+        "/v1/channels/{id}": {
+            **_get("Fetch what the server says: at once if something waits, else when something comes.", fetch, [_CHANNEL, wait]),
+            "post": _messages("Say something: one message to a line."),
+            "delete": {"summary": "Close it.", "parameters": [_CHANNEL], "responses": {"204": _DONE}},
+        },
+        "/v1/channels/{id}/events": _get(
+            "What the server says as server-sent events: one message each; `closed` is the last.",
+            {"200": _text("A stream that does not end.", "text/event-stream"), "410": _CLOSED},
+            [_CHANNEL],
+        ),
+        "/v1/channels/{id}/close": {"post": _messages("Close it, after last messages: for navigator.sendBeacon.")},
+    }
+
+
 _SCHEMAS: Final[dict[str, Any]] = {
+    "Opened": {
+        "type": "object",
+        "required": ["id", "wait_s", "idle_s"],
+        "properties": {
+            "id": {"type": "string", "description": "Names the channel; a secret of its client."},
+            "wait_s": {"type": "number", "description": "A fetch is answered after so long, with nothing."},
+            "idle_s": {"type": "number", "description": "Without a fetch for so long, it is closed."},
+        },
+    },
     "Update": {
         "type": "object",
         "required": ["object", "version"],
@@ -260,6 +320,15 @@ def document(release: str) -> dict[str, Any]:
             {
                 "101": {"description": "Text frames of JSON from here on."},
                 "403": _json("The page is of another origin.", _ERROR),
+                "426": _json("The request does not ask for a WebSocket.", _ERROR),
+            },
+        ),
+        **_channels(),
+        "/v1/trusted": _get(
+            "The WebSocket of a trusted server, over which it carries many clients.",
+            {
+                "101": {"description": "Text frames of a number, a space and a message from here on."},
+                "401": _json("The key was not shown.", _ERROR),
                 "426": _json("The request does not ask for a WebSocket.", _ERROR),
             },
         ),

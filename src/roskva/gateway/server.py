@@ -1,9 +1,9 @@
-"""The one public port: WebSocket for clients and HTTP for everybody else, told apart by the first request's head.
+"""The one public port: WebSocket for clients and HTTP for everything else, told apart by the first request's head.
 
 `GET /v1/channel` with an upgrade goes to picows, which carries a connection in half the memory and pushes a third faster;
 everything else to aiohttp. That means to construct picows' private WSProtocol, so its version is pinned exactly and
 tests/gateway/test_port.py guards the seam. Limits: a head must be complete within OPENING_S; connections beyond
-`connections_max` are refused; a WebSocket on which nothing valid was said for SILENT_S is closed. One sweeper looks after
+`connections_max` are refused; a connection on which nothing valid was said for SILENT_S is closed. One sweeper looks after
 all of them: no timer per connection.
 """
 
@@ -14,18 +14,22 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from picows import WSAutoPingStrategy, WSUpgradeRequest
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from roskva.address import address_of, bound_socket
 from roskva.config import Settings
+from roskva.gateway.attached import AttachedConnection, Attachment
+from roskva.gateway.polled import PolledConnection, Polls, older
 from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
+from roskva.protocol.channel import Channel
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.routing import Router
+    from roskva.gateway.trusted import TrustedLine
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +44,7 @@ _CHANNEL_STARTS: Final = (b"GET /v1/channel ", b"GET /v1/channel?")
 # A peer that vanished without a word is noticed by the kernel: after so long without an answer to data or to a probe.
 _DEAD_PEER_S: Final = 120
 
-T = TypeVar("T")
-AnyConnection = WebSocketConnection | HttpConnection
+AnyConnection = WebSocketConnection | HttpConnection | PolledConnection | AttachedConnection
 
 
 class _PicowsLog(logging.LoggerAdapter[logging.Logger]):
@@ -70,7 +73,12 @@ class Port:
         self.opening_s = OPENING_S
         self.silent_s = max([SILENT_S, *(2 * application.quiet_s for application in settings.applications.values())])
         self._silent: dict[AnyConnection, float] = {}  # on which nothing valid was said yet
+        self.polls = Polls(self)
+        self.lines: set[TrustedLine] = set()
         self._connections_max = settings.connections_max
+        self._stopping = False
+        self._websockets = 0  # on picows
+        self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
         self._router = router
         self._listener_socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -88,6 +96,7 @@ class Port:
         self._sweeper = loop.create_task(self._sweep())
 
     def stop_accepting(self) -> None:
+        self._stopping = True
         if self._server is not None:
             self._server.close()
         elif self._listener_socket is not None:
@@ -102,15 +111,24 @@ class Port:
             self._sweeper.cancel()
         for connection in list(self._router.connections.values()):
             connection.close("going-away")
+        for line in self.lines:
+            line.close("going-away")
         for _ in range(int(wait_s / _LOOK_S)):
-            if not self._router.connections:
+            if not self._router.connections and not self.lines:
                 break
             await asyncio.sleep(_LOOK_S)
         for connection in list(self._router.connections.values()):
             cast(AnyConnection, connection).abort()
 
     def full(self) -> bool:
-        return len(self._router.connections) + len(self.openings) >= self._connections_max
+        """As many clients as allowed, or as many open files. A polled client may have two, a trusted line has one for all its clients."""
+        clients = len(self._router.connections) + len(self.openings) + len(self.polls.closed)
+        files = self._websockets + len(self.openings) + self.http_connections()
+        return self._stopping or max(clients, files) >= self._connections_max
+
+    def attach(self, channel: Channel) -> Attachment:
+        """Serve one client over a channel of the application's own, until its `closed` is called."""
+        return Attachment(self, channel)
 
     def websocket(self) -> asyncio.BaseProtocol:
         """picows' protocol for one connection, as its ws_create_server constructs it."""
@@ -138,6 +156,7 @@ class Port:
 
     def opened(self, connection: AnyConnection) -> None:
         self._silent[connection] = time.monotonic()
+        self._websockets += type(connection) is WebSocketConnection
         self._router.opened(connection)
 
     def received(self, connection: AnyConnection, data: bytes) -> None:
@@ -147,6 +166,7 @@ class Port:
     def closed(self, connection: AnyConnection) -> None:
         self._silent.pop(connection, None)
         self.paused.pop(connection, None)
+        self._websockets -= type(connection) is WebSocketConnection
         self._router.closed(connection)
 
     async def _sweep(self) -> None:
@@ -158,27 +178,15 @@ class Port:
                 log.exception("the sweep of connections failed")
 
     def sweep(self, now_s: float) -> None:
-        for opening in _older(self.openings, now_s - self.opening_s):
+        for opening in older(self.openings, now_s - self.opening_s):
             opening.abort()
-        for connection in _older(self._silent, now_s - self.silent_s):
+        for connection in older(self._silent, now_s - self.silent_s):
             del self._silent[connection]
             connection.close("silent")
-        for connection in _older(self.paused, now_s - SLOW_S):
+        for connection in older(self.paused, now_s - SLOW_S):
             self.metrics.slow_consumers += 1
             connection.abort()
-
-
-def _older(since: dict[T, float], limit_s: float) -> list[T]:
-    """Those that are in it since before the limit.
-
-    Times only grow in the order of insertion, so the first young one ends it.
-    """
-    old: list[T] = []
-    for item, time_s in since.items():
-        if time_s > limit_s:
-            break
-        old.append(item)
-    return old
+        self.polls.sweep(now_s)
 
 
 class _Opening(asyncio.Protocol):

@@ -122,13 +122,17 @@ class Gateway:
         publishing = Publishing(settings, feed, epoch_seen, metrics)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
-        self.routes = Routes(settings, publishing, inspect, registry, metrics, self.intake, commands, details, self.disk, self.port)
+        self.routes = Routes(
+            settings, publishing, inspect, registry, metrics, self.intake, commands, details, self.disk, self.port, keys.trusted
+        )
         memory = MemoryWatch(settings.gateway_memory_bytes_max, self._press, self.registrar.relieve)
         memory.start()
         undo.callback(memory.stop)
         runner = web.AppRunner(self.routes.application(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=_HTTP_STOP_S)
         await runner.setup()
-        self._http = runner.server
+        self._http = server = runner.server
+        assert server is not None
+        self.port.http_connections = lambda: len(server.connections)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)
         undo.push_async_callback(self.membership.stop)

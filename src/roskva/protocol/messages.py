@@ -111,6 +111,7 @@ class ClientMessage(Wire, frozen=True):
     acks: list[Ack] = []
     sync: Sync | None = None
     info: Info | None = None
+    forget: bool = False  # delete this client: its id, and whatever is kept of it
 
 
 class Grant(Wire, frozen=True):

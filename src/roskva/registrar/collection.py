@@ -1,4 +1,5 @@
 """The Registrar's part in collecting clients: it answers what sweeps propose, in the client's turn, on a freshly read row (Thialfi 4.2.4).
+And what a client itself wishes that signs out.
 
 The turn is what keeps a handshake out: it either ended before, and then the row says that the client was seen today, or it begins after,
 and then finds the client gone and mints another id.
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from roskva.errors import Unavailable
 from roskva.model import UNAVAILABLE, ClientId, Propagation
-from roskva.registrar.core_collection import answer
+from roskva.registrar.core_collection import COLLECTED, answer
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Counters, Orders, Session
@@ -31,6 +32,20 @@ class Collection:
     async def answer(self, told: Sequence[Propagation]) -> list[int]:
         """A verdict for each. They share their reads and commits with all others."""
         return await asyncio.gather(*(self._answer_one(one) for one in told))
+
+    async def forget(self, asking: Session) -> None:
+        """The client wishes to be no more. It is collected at once, and told to start anew: by that it knows that it is done."""
+        async with self.orders.turn(asking.client):
+            session = self.sessions.get(asking.client)
+            if session is None or session.token != asking.token:
+                return  # superseded while it waited for its turn
+            row = await self.rows.get(asking.client, fresh=True)
+            if row.created is not None:
+                if await self.write({asking.client: [[COLLECTED]]}):
+                    raise Unavailable("The client's row cannot be written now.")
+                self.counters.collected += 1
+                row = await self.rows.get(asking.client)
+            self.take_in(session, row)
 
     async def _answer_one(self, told: Propagation) -> int:
         client = told.client

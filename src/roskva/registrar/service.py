@@ -317,6 +317,9 @@ class Registrar:
         if message.register or message.unregister or message.sync is not None:
             self._begin_operation(session, message)
             return
+        if message.forget and session.channel is not None:
+            self._admit(session.channel, session.token, session.client, 1, partial(self.collection.forget, session))
+            return
         differ = message.summary is not None and message.summary != session.summary
         if differ and session.pending == 0 and now_s - session.hinted_s >= _SYNC_HINT_S:
             session.hinted_s = now_s

@@ -1,0 +1,80 @@
+/**
+ * Every error that the core can show a person: what happened, to what, and what to do next.
+ *
+ *     RoskvaError
+ *     +-- InvalidName          an object's name is empty, too long or not decodable
+ *     +-- InvalidVersion       a version is not an integer from 0 to 2^63-1
+ *     +-- InvalidApplication   an application's name has forbidden characters
+ *     +-- InvalidDevice        a device is empty or too long
+ *     +-- MalformedMessage     a message is not JSON, or not of the documented form
+ *     +-- StateDamaged         what was kept is not a state that this library wrote
+ *     +-- ClientStopped        this client was superseded twice in a minute, or was stopped
+ *
+ * `code` is stable, the same as everywhere else (docs/errors.md). What the service reports under a code of its own is a RoskvaError.
+ */
+
+export class RoskvaError extends Error {
+  readonly code: string;
+
+  constructor(code: string, message: string) {
+    super(message);
+    this.name = "RoskvaError"; // one name for all: minifiers rename classes, and `code` says which it is
+    this.code = code;
+  }
+}
+
+export class InvalidName extends RoskvaError {
+  constructor(name: unknown, reason: string) {
+    super(
+      "invalid-name",
+      `The object name ${shown(name)} cannot be used: ${reason}. ` +
+        "Name objects with 1 to 128 bytes: UTF-8 text, or base64: followed by base64url.",
+    );
+  }
+}
+
+export class InvalidVersion extends RoskvaError {
+  constructor(version: unknown) {
+    super("invalid-version", `${shown(version)} is not a version. Use a bigint from 0 to 9223372036854775807.`);
+  }
+}
+
+export class InvalidApplication extends RoskvaError {
+  constructor(application: unknown) {
+    super(
+      "invalid-application",
+      `${shown(application)} is not an application's name. ` +
+        "Use 1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with a letter or digit.",
+    );
+  }
+}
+
+export class InvalidDevice extends RoskvaError {
+  constructor(device: unknown) {
+    super("invalid-device", `${shown(device)} cannot name a device. Use 1 to 128 bytes of UTF-8 text, unique per installation.`);
+  }
+}
+
+export class MalformedMessage extends RoskvaError {
+  constructor(what: string) {
+    super("malformed-message", `${what} docs/protocol.md describes what is expected.`);
+  }
+}
+
+export class StateDamaged extends RoskvaError {
+  constructor(what: string) {
+    super("state-damaged", what);
+  }
+}
+
+export class ClientStopped extends RoskvaError {
+  constructor(what: string) {
+    super("client-stopped", `${what} Start a new client; give each running client a state of its own.`);
+  }
+}
+
+/** At most 80 characters of what was given, so that no message grows with its input. */
+function shown(value: unknown): string {
+  const text = typeof value === "string" ? JSON.stringify(value) : String(value);
+  return text.length <= 80 ? text : `${text.slice(0, 77)}...`;
+}

@@ -1,0 +1,44 @@
+/**
+ * What a client makes of the configuration that the server sends (docs/protocol.md, `config`). Pure.
+ *
+ * The server sets the policy, but a mistake there must not turn every client into a busy loop: what is out of reason is bounded.
+ */
+
+import { type Config } from "./messages.ts";
+
+const PAUSE_MIN_S = 0.01;
+const HEARTBEAT_MIN_S = 0.05;
+const QUIET_MAX_S = 86_400;
+const HEAD_BYTES = 4_096; // token, summary and braces
+const OBJECT_BYTES = 400; // a name of 128 bytes, every one of them escaped, with op, seqno, version and epoch
+const DOUBLINGS_MAX = 32; // connect_max_s caps the pause long before
+
+export function withinReason(config: Config): Config {
+  const retryMinS = Math.max(PAUSE_MIN_S, config.retry_min_s);
+  const connectMinS = Math.max(PAUSE_MIN_S, config.connect_min_s);
+  return {
+    ...config,
+    heartbeat_s: Math.max(HEARTBEAT_MIN_S, config.heartbeat_s),
+    heartbeat_smear: Math.min(0.5, Math.max(0, config.heartbeat_smear)),
+    keepalive_s: Math.max(HEARTBEAT_MIN_S, config.keepalive_s),
+    retry_min_s: retryMinS,
+    retry_max_s: Math.max(retryMinS, config.retry_max_s),
+    connect_min_s: connectMinS,
+    connect_max_s: Math.max(connectMinS, config.connect_max_s),
+    quiet_s: Math.min(QUIET_MAX_S, Math.max(0, config.quiet_s)),
+    operations_per_message_max: Math.max(1, config.operations_per_message_max),
+  };
+}
+
+/** How many operations, acknowledgements or stated registrations fit one message, by number and by size at worst. */
+export function objectsPerMessage(config: Config): number {
+  const fitting = Math.floor((config.message_bytes_max - HEAD_BYTES) / OBJECT_BYTES);
+  return Math.max(1, Math.min(config.operations_per_message_max, fitting));
+}
+
+/** Before connecting again. The first time quick; then from half of a bound that doubles, up to all of it. */
+export function connectPauseS(config: Config, failures: number, dice: number): number {
+  if (failures === 0) return config.connect_min_s * dice;
+  const boundS = Math.min(config.connect_max_s, config.connect_min_s * 2 ** Math.min(failures, DOUBLINGS_MAX));
+  return boundS * (0.5 + dice / 2);
+}

@@ -1,0 +1,251 @@
+/**
+ * The messages between client and gateway, as docs/protocol.md describes them. Pure.
+ *
+ * One form over any channel, JSON. Unknown fields are ignored, so that either side may be older. Integers of 64 bits (versions and seqnos)
+ * travel as decimal strings. What this side sends is built in the form of the wire: fields in the documented order, those with their
+ * default left out. What it receives is checked field by field, and defaults are filled in.
+ */
+
+import { MalformedMessage } from "./errors.ts";
+import { EPOCH_MAX } from "./model.ts";
+
+export const BUCKETS = 256;
+export const FULL_SYNC_MAX = 256; // up to so many registrations a sync sends all of them
+
+/** A set of registrations: how many, and the sum modulo 2^128 of a hash of each (32 hexadecimal digits). */
+export interface Summary {
+  readonly count: number;
+  readonly digest: string;
+}
+
+/** A version that the application holds: decimal digits. `epoch` is left out if it is 0. */
+interface Stated {
+  readonly version?: string;
+  readonly epoch?: number;
+}
+
+export interface Init {
+  readonly nonce: string;
+  readonly application: string;
+  readonly device: string;
+  readonly prior?: string;
+}
+
+export interface Register extends Stated {
+  readonly op: number;
+  readonly object: string;
+}
+
+export interface Unregister {
+  readonly op: number;
+  readonly object: string;
+}
+
+/** Names the notification that it answers: object, seqno and version as they came; no version means unknown. */
+export interface Ack extends Stated {
+  readonly object: string;
+  readonly seqno: string;
+}
+
+export interface SyncObject extends Stated {
+  readonly object: string;
+}
+
+export interface BucketSummary extends Summary {
+  readonly bucket: number;
+}
+
+/** States registrations: `objects` are all, or all of the named `buckets`; `summaries` ask which buckets differ. */
+export type Sync =
+  | { readonly op: number; readonly objects: readonly SyncObject[]; readonly buckets?: readonly number[] }
+  | { readonly op: number; readonly summaries: readonly BucketSummary[] };
+
+export interface ClientMessage {
+  readonly token?: string;
+  readonly summary: Summary; // of the registrations that the client wishes to have
+  readonly init?: Init;
+  readonly register?: readonly Register[];
+  readonly unregister?: readonly Unregister[];
+  readonly acks?: readonly Ack[];
+  readonly sync?: Sync;
+  readonly info?: { readonly library: string };
+  readonly forget?: true; // delete this client: its id, and whatever is kept of it
+}
+
+export interface Grant {
+  readonly nonce: string;
+  readonly token: string;
+}
+
+/** The token cannot be used. Handshake again: with it as `prior` if `keep`, else as a new client. */
+export interface StartAnew {
+  readonly code: string;
+  readonly keep: boolean;
+  readonly message: string;
+  readonly nonce: string; // of the init that is refused, if it was one
+}
+
+/** Of a registration: `registered`, `unregistered` or `failed`. Failed and not transient: give it up. */
+export interface Status {
+  readonly object: string;
+  readonly state: string;
+  readonly transient: boolean;
+  readonly code: string;
+  readonly message: string;
+}
+
+export interface Notify {
+  readonly object: string;
+  readonly seqno: string;
+  readonly version: string | null; // null: unknown; fetch the object whatever you hold
+  readonly epoch: number;
+}
+
+/** A hint that the summaries differ; with `buckets`, the answer to a sync of summaries. */
+export interface SyncRequest {
+  readonly op: number;
+  readonly buckets: readonly number[] | null;
+}
+
+/** What the server wishes of its clients. Clients hold no policy of their own: they may not be upgraded for years. */
+export interface Config {
+  readonly heartbeat_s: number;
+  readonly heartbeat_smear: number;
+  readonly keepalive_s: number;
+  readonly offline_s: number;
+  readonly resend_min_s: number;
+  readonly resend_max_s: number;
+  readonly retry_min_s: number;
+  readonly retry_max_s: number;
+  readonly connect_min_s: number;
+  readonly connect_max_s: number;
+  readonly quiet_s: number; // stay silent for so long from now, acknowledgements aside
+  readonly operations_per_message_max: number;
+  readonly message_bytes_max: number;
+  readonly registrations_max: number;
+  readonly epoch: number;
+}
+
+export interface ErrorReport {
+  readonly code: string;
+  readonly message: string;
+  readonly transient: boolean;
+  readonly retry_after_s: number;
+}
+
+export interface ServerMessage {
+  readonly v: number;
+  readonly token: string;
+  readonly summary: Summary | null; // of the registrations that the server has
+  readonly unsettled: number; // registrations on their way, and notifications not yet acknowledged
+  readonly time_ms: number;
+  readonly grant: Grant | null;
+  readonly start_anew: StartAnew | null;
+  readonly status: readonly Status[];
+  readonly notify: readonly Notify[];
+  readonly sync_request: SyncRequest | null;
+  readonly config: Config | null;
+  readonly error: ErrorReport | null;
+}
+
+export const REGISTERED = "registered";
+export const UNREGISTERED = "unregistered";
+export const FAILED = "failed";
+
+/** Checks one value, which stands at `at` of the message. A field that is not there is undefined. */
+export type Read<T> = (value: unknown, at: string) => T;
+
+function refuse(at: string, wanted: string): never {
+  throw new MalformedMessage(`The message is not of the documented form: ${wanted} is expected at ${at}.`);
+}
+
+const text = (charactersMax: number): Read<string> => (value, at) => {
+  // Characters are Unicode's: a string of JavaScript may have two units for one of them.
+  const fits = typeof value === "string" && (value.length <= charactersMax || [...value].length <= charactersMax);
+  return fits ? value : refuse(at, "a text, not too long,");
+};
+
+const digits = (pattern: RegExp): Read<string> => (value, at) =>
+  typeof value === "string" && pattern.test(value) ? value : refuse(at, "a text of digits");
+
+const whole = (min: number, max: number): Read<number> => (value, at) =>
+  typeof value === "number" && Number.isInteger(value) && value >= min && value <= max ? value : refuse(at, "a whole number in range");
+
+const number: Read<number> = (value, at) => (Number.isFinite(value) ? (value as number) : refuse(at, "a number"));
+
+const truth: Read<boolean> = (value, at) => (typeof value === "boolean" ? value : refuse(at, "true or false"));
+
+const list = <T>(read: Read<T>): Read<readonly T[]> => (value, at) =>
+  Array.isArray(value) ? value.map((one) => read(one, `${at}[]`)) : refuse(at, "a list");
+
+export const or = <T>(value: T, read: Read<T>): Read<T> => (given, at) => (given === undefined ? value : read(given, at));
+
+const orNull = <T>(read: Read<T>): Read<T | null> => (value, at) => (value === undefined || value === null ? null : read(value, at));
+
+export const record = <T extends object>(fields: { readonly [K in keyof T]: Read<T[K]> }): Read<T> => (value, at) => {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) return refuse(at || "the message", "an object");
+  const found: Partial<T> = {};
+  for (const field in fields) found[field] = fields[field]((value as Record<string, unknown>)[field], at ? `${at}.${field}` : field);
+  return found as T;
+};
+
+export const short = text(512);
+const count = whole(0, 2 ** 32);
+const epoch = or(0, whole(0, EPOCH_MAX));
+export const anyWhole = whole(-Infinity, Infinity);
+const decimal = digits(/^(0|[1-9][0-9]{0,18})$/);
+
+const readConfig = record<Config>({
+  heartbeat_s: or(1200, number),
+  heartbeat_smear: or(0.2, number),
+  keepalive_s: or(50, number),
+  offline_s: or(4800, number),
+  resend_min_s: or(1, number),
+  resend_max_s: or(60, number),
+  retry_min_s: or(1, number),
+  retry_max_s: or(60, number),
+  connect_min_s: or(0.5, number),
+  connect_max_s: or(60, number),
+  quiet_s: or(0, number),
+  operations_per_message_max: or(1000, anyWhole),
+  message_bytes_max: or(1048576, anyWhole),
+  registrations_max: or(100000, anyWhole),
+  epoch,
+});
+
+/** What a client uses until it has heard the server's. */
+export const DEFAULTS: Config = readConfig({}, "");
+
+const readServerMessage = record<ServerMessage>({
+  v: or(1, anyWhole),
+  token: or("", short),
+  summary: orNull(record<Summary>({ count, digest: digits(/^[0-9a-f]{32}$/) })),
+  unsettled: or(0, count),
+  time_ms: or(0, anyWhole),
+  grant: orNull(record<Grant>({ nonce: short, token: short })),
+  start_anew: orNull(record<StartAnew>({ code: short, keep: truth, message: or("", short), nonce: or("", short) })),
+  status: or(
+    [],
+    list(record<Status>({ object: short, state: short, transient: or(false, truth), code: or("", short), message: or("", short) })),
+  ),
+  notify: or([], list(record<Notify>({ object: short, seqno: decimal, version: orNull(decimal), epoch }))),
+  sync_request: orNull(record<SyncRequest>({ op: or(0, whole(0, Infinity)), buckets: orNull(list(whole(0, BUCKETS - 1))) })),
+  config: orNull(readConfig),
+  error: orNull(
+    record<ErrorReport>({ code: short, message: text(Infinity), transient: or(false, truth), retry_after_s: or(0, number) }),
+  ),
+});
+
+export function encode(message: ClientMessage): string {
+  return JSON.stringify(message);
+}
+
+export function decodeServer(data: string): ServerMessage {
+  let value: unknown;
+  try {
+    value = JSON.parse(data);
+  } catch (error) {
+    throw new MalformedMessage(`The message is not JSON: ${error instanceof Error ? error.message.slice(0, 200) : error}.`);
+  }
+  return readServerMessage(value, "");
+}

@@ -1,0 +1,90 @@
+/**
+ * The words that every part shares: names of objects, versions, applications, devices (docs/protocol.md, Forms of values). Pure.
+ *
+ * Names are bytes, and are compared as bytes. JavaScript has no bytes that can be the key of a map; so inside, a name is its one text form:
+ * two names are the same bytes exactly if these texts are the same. The type `Name` can only be had from functions that make this form.
+ */
+
+import { InvalidApplication, InvalidDevice, InvalidName, InvalidVersion } from "./errors.ts";
+
+export const VERSION_MAX = 2n ** 63n - 1n;
+export const EPOCH_MAX = 2 ** 32 - 1;
+export const NAME_BYTES_MAX = 128;
+export const DEVICE_BYTES_MAX = 128;
+const BASE64_MARK = "base64:";
+// What Python's str.isprintable refuses; the ordinary space is printable.
+const NOT_PRINTABLE = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
+const HALF_A_PAIR = /\p{Cs}/u;
+
+declare const form: unique symbol;
+/** The name of an object in its one text form. */
+export type Name = string & { readonly [form]: true };
+
+/** No object's: what a text that cannot be a name stands for. */
+export const NOBODY = "" as Name;
+
+// Not of the language, but of every place where it runs: browsers, workers, Node.
+interface Encoder {
+  encode(text: string): Uint8Array;
+}
+interface Decoder {
+  decode(bytes: Uint8Array): string;
+}
+declare const atob: (text: string) => string;
+declare const btoa: (bytes: string) => string;
+declare const TextEncoder: new () => Encoder;
+declare const TextDecoder: new (label: string, options: { fatal: boolean; ignoreBOM: boolean }) => Decoder;
+const encoder = new TextEncoder();
+const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+export function nameFromBytes(bytes: Uint8Array): Name {
+  if (bytes.length < 1 || bytes.length > NAME_BYTES_MAX) {
+    throw new InvalidName(toBase64(bytes.slice(0, NAME_BYTES_MAX)), `it is ${bytes.length} bytes long; 1 to ${NAME_BYTES_MAX} are allowed`);
+  }
+  let text = "";
+  try {
+    text = decoder.decode(bytes);
+  } catch {
+    // Not UTF-8.
+  }
+  if (text === "" || NOT_PRINTABLE.test(text) || text.startsWith(BASE64_MARK)) text = BASE64_MARK + toBase64(bytes);
+  return text as Name;
+}
+
+/** Of either form, as an application or the server writes it. */
+export function nameFromText(text: string): Name {
+  return nameFromBytes(bytesOf(text));
+}
+
+export function bytesOf(text: string): Uint8Array {
+  if (text.startsWith(BASE64_MARK)) return fromBase64(text);
+  if (HALF_A_PAIR.test(text)) throw new InvalidName(text, "it holds half of a surrogate pair");
+  return encoder.encode(text);
+}
+
+function toBase64(bytes: Uint8Array): string {
+  return btoa(String.fromCharCode(...bytes)).replace(/[+/=]/g, (digit) => ({ "+": "-", "/": "_" })[digit] ?? "");
+}
+
+function fromBase64(text: string): Uint8Array {
+  const digits = text.slice(BASE64_MARK.length);
+  if (!/^[\w-]*$/.test(digits) || digits.length % 4 === 1) throw new InvalidName(text, "what follows base64: is not base64url");
+  return Uint8Array.from(atob(digits.replace(/-/g, "+").replace(/_/g, "/")), (character) => character.charCodeAt(0));
+}
+
+/** A version that the application holds, with its epoch. */
+export function checkVersion(version: bigint, epoch: number): void {
+  if (typeof version !== "bigint" || version < 0n || version > VERSION_MAX) throw new InvalidVersion(version);
+  if (!Number.isInteger(epoch) || epoch < 0 || epoch > EPOCH_MAX) throw new InvalidVersion(`${version} of epoch ${epoch}`);
+}
+
+export function checkApplication(application: string): string {
+  if (!/^[a-z0-9][a-z0-9._-]{0,63}$/.test(application)) throw new InvalidApplication(application);
+  return application;
+}
+
+export function checkDevice(device: string): string {
+  const length = HALF_A_PAIR.test(device) ? 0 : encoder.encode(device).length;
+  if (length < 1 || length > DEVICE_BYTES_MAX) throw new InvalidDevice(device);
+  return device;
+}

@@ -1,0 +1,96 @@
+/**
+ * The messages of one session: what every one carries, how much fits one, how operations are numbered (docs/protocol.md). Pure.
+ *
+ * Every message carries the token and the summary of the desired registrations, so every one of them is a heartbeat too: the next heartbeat
+ * is counted from the last message, smeared so that clients which started together do not speak together.
+ */
+
+import { type Send } from "./actions.ts";
+import { type Desired, stated } from "./desired.ts";
+import { objectsPerMessage } from "./limits.ts";
+import { type Ack, type ClientMessage, type Config, type Register, type Unregister } from "./messages.ts";
+import { type Operations, pauseS } from "./operations.ts";
+import { bucketStatements, statement, type Syncing } from "./syncing.ts";
+
+/** What a message may hold besides token and summary. */
+type Content = Pick<ClientMessage, "register" | "unregister" | "acks" | "sync" | "forget">;
+
+export class Outbox {
+  mustSpeak = false; // a token takes effect with the first message that uses it
+  heartbeatDueS = -Infinity;
+  readonly #desired: Desired;
+  readonly #operations: Operations;
+  readonly #random: () => number;
+  #token = "";
+  #acks: Ack[] = [];
+  #nextOp = 1;
+
+  constructor(desired: Desired, operations: Operations, random: () => number) {
+    this.#desired = desired;
+    this.#operations = operations;
+    this.#random = random;
+  }
+
+  /** A new session: its operations are numbered from 1. Acknowledgements of the old one are not its to make. */
+  begin(token: string): void {
+    this.#token = token;
+    this.#acks = [];
+    this.mustSpeak = true;
+    this.#nextOp = 1;
+  }
+
+  acknowledge(acks: readonly Ack[]): void {
+    this.#acks.push(...acks);
+  }
+
+  /** One message of what waits: acknowledgements first, then operations that are due. */
+  batch(nowS: number, config: Config, acksOnly: boolean): Send | null {
+    const limit = objectsPerMessage(config);
+    const acks = this.#acks.slice(0, limit);
+    this.#acks = this.#acks.slice(limit);
+    const register: Register[] = [];
+    const unregister: Unregister[] = [];
+    for (const operation of acksOnly ? [] : this.#operations.take(nowS, config, limit - acks.length, this.#random())) {
+      const numbered = { op: this.#takeOps(1), object: operation.name };
+      if (operation.register) register.push({ ...numbered, ...stated(this.#desired.held(operation.name)) });
+      else unregister.push(numbered);
+    }
+    if (acks.length + register.length + unregister.length === 0) return null;
+    return this.message(nowS, config, {
+      ...(register.length > 0 ? { register } : {}),
+      ...(unregister.length > 0 ? { unregister } : {}),
+      ...(acks.length > 0 ? { acks } : {}),
+    });
+  }
+
+  sync(nowS: number, config: Config, syncing: Syncing): Send {
+    const sync = statement(this.#desired, this.#takeOps(1), objectsPerMessage(config));
+    const pause = pauseS(config, syncing.attempts, this.#random());
+    syncing.sent(nowS, sync.op, pause, "summaries" in sync);
+    return this.message(nowS, config, { sync });
+  }
+
+  syncBuckets(nowS: number, config: Config, buckets: readonly number[]): Send[] {
+    const statements = bucketStatements(this.#desired, buckets, this.#nextOp, objectsPerMessage(config));
+    this.#takeOps(statements.length);
+    return statements.map((sync) => this.message(nowS, config, { sync }));
+  }
+
+  /** Any message but `init`; with nothing in it, a heartbeat. */
+  message(nowS: number, config: Config, content: Content = {}): Send {
+    this.mustSpeak = false;
+    this.setHeartbeat(nowS, config);
+    return { kind: "send", message: { token: this.#token, summary: this.#desired.summary(), ...content } };
+  }
+
+  setHeartbeat(nowS: number, config: Config): void {
+    const smear = config.heartbeat_smear * (2 * this.#random() - 1);
+    this.heartbeatDueS = nowS + config.heartbeat_s * (1 + smear);
+  }
+
+  #takeOps(count: number): number {
+    const first = this.#nextOp;
+    this.#nextOp += count;
+    return first;
+  }
+}

@@ -1,0 +1,63 @@
+/**
+ * Summaries of registrations: an incremental set digest, and its buckets (Thialfi 4.1.3, Registration Sync Protocol). Pure.
+ *
+ * The digest of a set is the sum modulo 2^128 of the first 16 bytes of SHA-256 of each object's name: a change costs one addition, whatever
+ * the size of the set. A bucket holds the names whose hash begins with that byte.
+ */
+
+import { type BucketSummary, type Summary } from "./messages.ts";
+import { bytesOf, type Name } from "./model.ts";
+import { sha256 } from "./sha256.ts";
+
+const BITS = 128;
+
+export function hashOf(name: Name): bigint {
+  return sha256(bytesOf(name)).slice(0, BITS / 8).reduce((sum, byte) => (sum << 8n) | BigInt(byte), 0n);
+}
+
+export function bucketOf(name: Name): number {
+  return bucketOfHash(hashOf(name));
+}
+
+const bucketOfHash = (hash: bigint): number => Number(hash >> BigInt(BITS - 8));
+
+/** Count and digest of a set of names. The caller adds only what is absent and removes only what is present. */
+export class SetDigest {
+  #count = 0;
+  #total = 0n;
+
+  constructor(names: Iterable<Name> = []) {
+    for (const name of names) this.add(name);
+  }
+
+  add(name: Name, hash = hashOf(name)): void {
+    this.#count += 1;
+    this.#total = BigInt.asUintN(BITS, this.#total + hash);
+  }
+
+  remove(name: Name): void {
+    this.#count -= 1;
+    this.#total = BigInt.asUintN(BITS, this.#total - hashOf(name));
+  }
+
+  summary(): Summary {
+    return { count: this.#count, digest: this.#total.toString(16).padStart(BITS / 4, "0") };
+  }
+
+  matches(summary: Summary): boolean {
+    return this.#count === summary.count && this.summary().digest === summary.digest;
+  }
+}
+
+/** The summaries of the buckets that are not empty, in order. */
+export function bucketSummaries(names: Iterable<Name>): BucketSummary[] {
+  const digests = new Map<number, SetDigest>();
+  for (const name of names) {
+    const hash = hashOf(name); // once: it is what takes time here
+    const bucket = bucketOfHash(hash);
+    const digest = digests.get(bucket) ?? new SetDigest();
+    digests.set(bucket, digest);
+    digest.add(name, hash);
+  }
+  return [...digests].sort(([one], [other]) => one - other).map(([bucket, digest]) => ({ bucket, ...digest.summary() }));
+}

@@ -1,0 +1,77 @@
+/**
+ * When the registrations are compared and stated anew: the Registration Sync Protocol, the client's side (Thialfi 4.1.3). Pure.
+ *
+ * The client decides: it states its registrations when the summaries differ and nothing is in flight, with a pause that doubles from one
+ * attempt to the next until they agree. A server's request is a hint, obeyed at most once a minute. Up to FULL_SYNC_MAX registrations are
+ * stated in one message; above that the summaries of the buckets go first, and then, when the server has named those that differ, what
+ * they hold. A statement is authoritative for the buckets that it names, so no bucket is split over two messages.
+ */
+
+import { type Desired } from "./desired.ts";
+import { FULL_SYNC_MAX, type Sync } from "./messages.ts";
+import { type Name } from "./model.ts";
+
+export const HINT_INTERVAL_S = 60;
+
+/** The one attempt that may be in flight. `notBeforeS` is when it is repeated, or when the next may begin. */
+export class Syncing {
+  inFlight = false;
+  askedOp = 0; // of the bucket summaries that wait for an answer
+  attempts = 0;
+  notBeforeS = -Infinity;
+  #lastS = -Infinity;
+
+  agreed(): void {
+    this.interrupted();
+    this.attempts = 0;
+  }
+
+  /** The channel or the session is gone, and with it the answer. The count of attempts stays: it slows a loop down. */
+  interrupted(): void {
+    this.inFlight = false;
+    this.askedOp = 0;
+    this.notBeforeS = -Infinity;
+  }
+
+  sent(nowS: number, op: number, pauseS: number, asks: boolean): void {
+    this.inFlight = true;
+    this.askedOp = asks ? op : 0;
+    this.attempts += 1;
+    this.#lastS = nowS;
+    this.notBeforeS = nowS + pauseS;
+  }
+
+  /** The server asks for a statement, and we may give it at once. */
+  hinted(nowS: number): boolean {
+    return !this.inFlight && nowS - this.#lastS >= HINT_INTERVAL_S;
+  }
+}
+
+/** All registrations if they are few, else the summaries of their buckets. */
+export function statement(desired: Desired, op: number, objectsMax: number): Sync {
+  if (desired.size > Math.min(FULL_SYNC_MAX, objectsMax)) return { op, summaries: desired.bucketSummaries() };
+  return { op, objects: [...desired.names()].map((name) => desired.syncObject(name)) };
+}
+
+/**
+ * What the named buckets hold, whole buckets together up to `objectsMax` objects a message.
+ *
+ * A single bucket above the limit goes alone: with 100,000 registrations a bucket holds about 390 objects, limits are 1,000.
+ */
+export function bucketStatements(desired: Desired, buckets: readonly number[], firstOp: number, objectsMax: number): Sync[] {
+  const parts: { buckets: number[]; names: Name[] }[] = [];
+  for (const [bucket, members] of [...desired.byBucket(buckets)].sort(([one], [other]) => one - other)) {
+    const last = parts.at(-1);
+    if (last === undefined || last.names.length + members.length > objectsMax) {
+      parts.push({ buckets: [bucket], names: members });
+    } else {
+      last.buckets.push(bucket);
+      last.names = last.names.concat(members);
+    }
+  }
+  return parts.map((part, place) => ({
+    op: firstOp + place,
+    objects: part.names.map((name) => desired.syncObject(name)),
+    buckets: part.buckets,
+  }));
+}

@@ -1,0 +1,20 @@
+/** The core is pure. tsconfig.core.json keeps out what browsers and Node add to the language; this, what the language has itself. */
+
+import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
+import { test } from "node:test";
+
+const CORE = new URL("../src/core/", import.meta.url);
+const IMPURE = /\bDate\b|\bMath\.random\b|\bglobalThis\b|\bimport\(|\basync\b|\bawait\b|\bPromise\b/;
+
+for (const file of readdirSync(CORE)) {
+  test(`${file} says what it is, is not too long, and has no clock, no chance, no other world`, () => {
+    const text = readFileSync(new URL(file, CORE), "utf8");
+    assert.match(text, /^\/\*\*\n \* \S/);
+    assert.ok(text.split("\n").length <= 500, "split it");
+    assert.deepEqual(text.split("\n").filter((line) => line.length > 140), []);
+    const code = text.replace(/\/\*\*.*?\*\/|\/\/[^\n]*/gs, "");
+    assert.doesNotMatch(code, IMPURE);
+    for (const [, from] of code.matchAll(/\bfrom "([^"]+)"/g)) assert.match(from ?? "", /^\.\/[a-z0-9]+\.ts$/);
+  });
+}

@@ -1,0 +1,151 @@
+"""The HTTP routes of polled connections: open, fetch by long poll or as server-sent events, send, close (docs/protocol.md, Channels).
+
+What waits and for how long is in gateway/polled.py. Messages in bodies stand one to a line: JSON text holds no line end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from roskva.errors import ChannelClosed, MalformedMessage, RoskvaError, Unavailable
+from roskva.gateway.polled import IDLE_S, WAIT_S, PolledConnection
+from roskva.gateway.publish import error_object
+from roskva.gateway.server import Port
+
+CHANNELS_PATH: Final = "/v1/channels"
+MESSAGES_PER_BODY_MAX: Final = 100
+BEAT_S: Final = 20.0  # a comment on a stream so often: proxies and clients see that it lives
+_WAIT_MIN_S: Final = 1.0
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+_LINES: Final = _NO_STORE | {"Content-Type": "application/x-ndjson"}
+# nginx would collect a stream's events in a buffer before it passes them on.
+_STREAM: Final = _NO_STORE | {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+
+Body = Callable[[web.Request, int], Awaitable[bytes]]
+
+
+class Polling:
+    def __init__(self, port: Port | None, body: Body) -> None:
+        self._port = port
+        self._body = body
+
+    def routes(self) -> list[web.RouteDef]:
+        one = CHANNELS_PATH + "/{id}"
+        return [
+            web.post(CHANNELS_PATH, self.open),
+            web.get(one, self.poll, allow_head=False),
+            web.post(one, self.send),
+            web.delete(one, self.delete),
+            web.get(one + "/events", self.events, allow_head=False),
+            web.post(one + "/close", self.close),
+        ]
+
+    async def open(self, request: web.Request) -> web.StreamResponse:
+        connection = self._serving().polls.open()
+        told = {"id": connection.id, "wait_s": WAIT_S, "idle_s": IDLE_S}
+        return web.Response(body=msgspec.json.encode(told), status=201, content_type="application/json", headers=_NO_STORE)
+
+    async def poll(self, request: web.Request) -> web.StreamResponse:
+        connection, wait_s = self._named(request), _wait_in(request)
+        connection.begin_reading(request)
+        messages: list[bytes] = []
+        try:
+            await connection.something(wait_s)
+            if connection.is_read_by(request):
+                messages = connection.take()
+                if connection.closed_with and not messages:
+                    raise self._told(connection)
+        finally:
+            connection.end_reading(request)
+        return web.Response(body=b"\n".join(messages), headers=_LINES) if messages else web.Response(status=204, headers=_NO_STORE)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        connection = self._named(request)
+        connection.begin_reading(request)
+        response = web.StreamResponse(headers=_STREAM)
+        # Whoever reads the stream may be gone at any moment; what it did not get was a channel's drop.
+        with contextlib.suppress(ConnectionError):
+            try:
+                await response.prepare(request)
+                await response.write(b":\n\n")  # so that the other side sees that the stream is open
+                while await self._write_events(connection, request, response):
+                    pass
+            finally:
+                connection.end_reading(request)
+        return response
+
+    async def _write_events(self, connection: PolledConnection, request: web.Request, response: web.StreamResponse) -> bool:
+        """What comes next on the stream; answers whether there is more."""
+        await connection.something(BEAT_S)
+        if not connection.is_read_by(request):
+            return False
+        if messages := connection.take():
+            await response.write(b"".join(b"data: %b\n\n" % message for message in messages))
+        elif connection.closed_with:
+            error = msgspec.json.encode({"error": error_object(self._told(connection))})
+            await response.write(b"event: closed\ndata: %b\n\n" % error)
+            return False
+        else:
+            await response.write(b":\n\n")
+        return True
+
+    async def send(self, request: web.Request) -> web.StreamResponse:
+        connection = self._named(request)
+        await self._receive(connection, request)
+        return web.Response(status=204, headers=_NO_STORE)
+
+    async def close(self, request: web.Request) -> web.StreamResponse:
+        """For `navigator.sendBeacon`, which can only POST; the body may hold last messages."""
+        connection = self._named(request)
+        try:
+            await self._receive(connection, request)
+        finally:
+            self._end(connection)
+        return web.Response(status=204, headers=_NO_STORE)
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        with contextlib.suppress(ChannelClosed):  # closed already: as wished
+            self._end(self._named(request))
+        return web.Response(status=204, headers=_NO_STORE)
+
+    async def _receive(self, connection: PolledConnection, request: web.Request) -> None:
+        port = self._serving()
+        if connection.closed_with:
+            raise ChannelClosed(connection.closed_with)
+        lines = (await self._body(request, port.message_bytes_max)).split(b"\n", MESSAGES_PER_BODY_MAX + 1)
+        if len(lines) > MESSAGES_PER_BODY_MAX:
+            raise MalformedMessage(f"The body holds more than {MESSAGES_PER_BODY_MAX} messages.")
+        for line in lines:
+            if line and not connection.closed_with:
+                port.received(connection, line)
+
+    def _end(self, connection: PolledConnection) -> None:
+        connection.close("closed")
+        self._serving().polls.forget(connection)
+
+    def _told(self, connection: PolledConnection) -> RoskvaError:
+        self._serving().polls.forget(connection)
+        return ChannelClosed(connection.closed_with)
+
+    def _named(self, request: web.Request) -> PolledConnection:
+        return self._serving().polls.named(request.match_info["id"])
+
+    def _serving(self) -> Port:
+        if self._port is None:
+            raise Unavailable("The gateway is still starting.")
+        return self._port
+
+
+def _wait_in(request: web.Request) -> float:
+    """A client behind an impatient proxy asks for less than the longest wait."""
+    text = request.query.get("wait_s", "")
+    if not text:
+        return WAIT_S
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise MalformedMessage("`wait_s` is not a number of seconds.")
+    return min(WAIT_S, max(_WAIT_MIN_S, float(text)))
