@@ -1,4 +1,7 @@
-"""`roskva.LiveCache` over the client's real core and a service in a dictionary, on virtual time."""
+"""`roskva.LiveCache` over the client's real core and a service in a dictionary, on virtual time.
+
+Long, since every test plays on the same small stage, and the promises of the cache are read beside each other.
+"""
 
 from __future__ import annotations
 
