@@ -138,11 +138,13 @@ class Monkey:
         shutil.rmtree(self._service.data / "checkpoints", ignore_errors=True)
 
     async def _full_disk(self) -> None:
+        """Something dies meanwhile: what `up` has to say of it does not fit the disk either."""
         balloon = self._service.data / "balloon"
         try:
             with suppress(OSError), balloon.open("wb", buffering=0) as file:
                 while True:
                     file.write(b"\0" * (1 << 20))
+            await random.choice((self._kill_gateway, self._kill_pipeline))()
             await asyncio.sleep(random.uniform(1, 4))
         finally:
             balloon.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import pytest
 
 from roskva.cli import supervise
 from roskva.cli.report import PipelineReport, QueryReport, pipeline_report
-from roskva.cli.supervise import LogFile, Progress, Restarts, Watch
+from roskva.cli.supervise import Child, LogFile, Progress, Restarts, Watch
 
 PID = 7
 
@@ -146,6 +146,35 @@ def test_a_large_log_is_moved_aside_while_it_is_open(tmp_path: Path, monkeypatch
         assert (tmp_path / "part.log.1").stat().st_size == 201
         writer.write(b"after\n")
     assert log.new_lines() == ["after"]
+
+
+def test_a_large_log_is_emptied_even_if_there_is_no_room_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "LOG_BYTES_MAX", 100)
+    path = tmp_path / "part.log"
+    path.write_bytes(b"x" * 200)
+    (tmp_path / "part.log.1").symlink_to("/dev/full")
+    LogFile(path).rotate()
+    assert path.stat().st_size == 0
+    assert not (tmp_path / "part.log.1").is_symlink()
+
+
+def test_a_log_that_was_deleted_is_read_from_its_new_begin(tmp_path: Path) -> None:
+    path = tmp_path / "part.log"
+    path.write_text("of before\n")
+    log = LogFile(path)
+    path.unlink()
+    assert (log.new_lines(), log.tail()) == ([], [])
+    path.write_text("anew\n")
+    assert log.new_lines() == ["anew"]
+
+
+def test_a_part_that_cannot_be_started_says_why_and_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a file where the folder should be")
+    child = Child("part", ["true"], {}, "run", tmp_path / "log" / "part.log")
+    assert "log" in child.start(0.0)
+    pause_s = child.schedule(0.0)
+    assert not child.due(pause_s - 0.01)
+    assert child.due(pause_s)
 
 
 class Gateway(ThreadingHTTPServer):

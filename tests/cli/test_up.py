@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,9 +26,9 @@ WELCOME = "Ctrl-C stops it."
 class Up:
     """One `roskva up` under test, with what it printed."""
 
-    def __init__(self, data: Path, *options: str, fault: str = "") -> None:
+    def __init__(self, data: Path, *options: str, fault: str = "", output: Path | None = None) -> None:
         self.data = data
-        self.output = data.parent / f"{data.name}.out"
+        self.output = output or data.parent / f"{data.name}.out"
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "ROSKVA_TEST_FAULT": fault}
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
@@ -72,8 +73,8 @@ def until(true: Callable[[], bool], timeout_s: float, shown: Callable[[], object
 def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     running: list[Up] = []
 
-    def begin(*options: str, fault: str = "", data: str = "data") -> Up:
-        running.append(Up(tmp_path / data, *options, fault=fault))
+    def begin(*options: str, fault: str = "", data: str = "data", output: Path | None = None) -> Up:
+        running.append(Up(tmp_path / data, *options, fault=fault, output=output))
         return running[-1]
 
     yield begin
@@ -163,6 +164,20 @@ def test_what_dies_is_started_again_and_what_it_had_started_is_ended(start: Call
     up.wait_for(f"{part} ended with status -9")
     until(lambda: bool(up.members(part) - before), 10)
     assert not any(processes.alive(process) for process in before)
+
+
+def test_neither_a_full_disk_under_its_output_nor_a_lost_log_folder_ends_the_supervisor(start: Callable[..., Up]) -> None:
+    up = start(output=Path("/dev/full"))
+    lock = up.data / "up.lock"
+    until(lambda: lock.exists() and len(lock.read_text().split()) == 2, 10)
+    up.run = lock.read_text().split()[1]
+    until(lambda: bool(up.members("pipeline")), 10)
+    before = up.members("gateway")
+    shutil.rmtree(up.data / "log")
+    os.kill(up.pid("gateway"), signal.SIGKILL)
+    until(lambda: bool(up.members("gateway") - before), 10)
+    assert up.process.poll() is None
+    assert (up.data / "log" / "gateway.log").exists()
 
 
 def test_a_gateway_that_hangs_is_started_again(start: Callable[..., Up]) -> None:

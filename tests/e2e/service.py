@@ -28,9 +28,14 @@ class Service:
         self._process: subprocess.Popen[str] | None = None
         self._listen = "127.0.0.1:0"
 
+    @property
+    def log(self) -> Path:
+        """What `roskva up` printed."""
+        return self.data.parent / f"{self.data.name}.up.log"
+
     def start(self) -> Service:
         command = [sys.executable, "-m", "roskva", "up", "--data", str(self.data), "--listen", self._listen, *self.options]
-        log = self.data.parent / f"{self.data.name}.up.log"
+        log = self.log
         with log.open("a") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
         deadline_s = time.monotonic() + START_S

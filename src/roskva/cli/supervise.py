@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -81,32 +82,49 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._read = path.stat().st_size if path.exists() else 0
+        self._read = self._size()
 
     def rotate(self) -> None:
-        """Copy and empty it: the child has it open and goes on appending. Lines written in between may be lost."""
-        if self.path.exists() and self.path.stat().st_size > LOG_BYTES_MAX:
-            shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
+        """Copy and empty it: the child has it open and goes on appending. Lines written in between may be lost.
+
+        On a full disk the copy is left out: a log that grows on would take what little there is.
+        """
+        if self._size() <= LOG_BYTES_MAX:
+            return
+        aside = self.path.with_suffix(".log.1")
+        try:
+            shutil.copyfile(self.path, aside)
+        except OSError:
+            aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody deleted it meanwhile
             os.truncate(self.path, 0)
-            self._read = 0
+        self._read = 0
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
 
     def new_lines(self) -> list[str]:
         """Whole lines since the last look."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read(1 << 20)
+        if self._size() < self._read:  # it was deleted, and began anew
+            self._read = 0
+        data = self._from(self._read, 1 << 20)
         data = data[: data.rfind(b"\n") + 1]
         self._read += len(data)
         return data.decode(errors="replace").splitlines()
 
     def tail(self, lines: int = 5) -> list[str]:
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(max(0, self.path.stat().st_size - 8_192))
-            return file.read().decode(errors="replace").splitlines()[-lines:]
+        return self._from(max(0, self._size() - 8_192), -1).decode(errors="replace").splitlines()[-lines:]
+
+    def _from(self, begin: int, length: int) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(begin)
+                return file.read(length)
+        except OSError:  # it is gone, with the data directory
+            return b""
 
 
 class Child:
@@ -123,12 +141,18 @@ class Child:
         self._restarts = Restarts()
         self._start_at = 0.0
 
-    def start(self, now: float) -> None:
-        self.log.rotate()
-        with self.log.path.open("ab") as file:
-            self.process = processes.start(self._command, self._environment, self.run, file)
+    def start(self, now: float) -> str:
+        """Answers why it cannot be started now, or nothing. The log's folder may be gone, or the disk full."""
         self.starts += 1
         self.started = now
+        try:
+            self.log.rotate()
+            self.log.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.path.open("ab") as file:
+                self.process = processes.start(self._command, self._environment, self.run, file)
+        except OSError as error:
+            return str(error)
+        return ""
 
     def due(self, now: float) -> bool:
         return self.process is None and now >= self._start_at

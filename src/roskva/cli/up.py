@@ -129,7 +129,9 @@ class Display:
         self.line(f"{time.strftime('%H:%M:%S')} {text}")
 
     def line(self, text: str = "") -> None:
-        print(text, file=self._out, flush=True)
+        """Whoever redirected it to a disk that is full, or has stopped reading, sees less. The service goes on."""
+        with contextlib.suppress(OSError):
+            print(text, file=self._out, flush=True)
 
 
 class Supervisor:
@@ -195,9 +197,10 @@ class Supervisor:
     def _keep(self, child: Child, now: float) -> None:
         """Start what is due, and end what has died or must go."""
         if child.due(now):
-            child.start(now)
-            if child is self._pipeline:
-                assert child.process is not None
+            trouble = child.start(now)
+            if child.process is None:
+                self._show.event(f"{child.name} cannot be started: {trouble}. Next try in {child.schedule(now):g} s.")
+            elif child is self._pipeline:
                 self._progress = Progress(now, self._settings.pipeline_stall_s, child.process.pid)
             return
         if child.process is None:
