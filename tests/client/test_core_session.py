@@ -306,6 +306,36 @@ def test_clients_that_were_refused_together_do_not_return_together(dice: float, 
     assert bench.said[0].register
 
 
+def _waits_long_for_an_answer(what: str) -> Bench:
+    """A client whose own pause for this has grown to a minute."""
+    bench = Bench(dice=0.99)
+    if what == "init":
+        bench.start()
+    else:
+        bench.live()
+    if what == "register":
+        bench.register(b"a")
+    elif what == "sync":
+        other = SetDigest()
+        other.add(b"z")
+        bench.say(summary=other.summary())
+    bench.pass_time(70, keepalives=False)
+    bench.take_said()
+    return bench
+
+
+@pytest.mark.parametrize(("code", "again"), [("overloaded", True), ("unavailable", False)])
+@pytest.mark.parametrize("what", ["init", "register", "sync"])
+def test_what_finds_no_room_is_said_again_when_the_server_has_room_however_long_the_own_pause(what: str, code: str, again: bool) -> None:
+    bench = _waits_long_for_an_answer(what)
+    token = "" if what == "init" else "token-1"
+    bench.say(token=token, summary=None, error=ErrorReport(code=code, message="busy", transient=True, retry_after_s=2.0))
+    bench.pass_time(1.9, keepalives=False)
+    assert bench.take_said() == []
+    bench.pass_time(2.2, keepalives=False)
+    assert any(bool(getattr(message, what)) for message in bench.take_said()) is again
+
+
 @pytest.mark.parametrize("before", ["granted", "reconnected"])
 def test_a_session_whose_first_message_is_refused_says_it_again(before: str) -> None:
     """Until the Registrar has heard it, the client is offline to it: nothing would be delivered before the next heartbeat."""

@@ -207,6 +207,42 @@ async def test_an_acknowledgement_over_a_stored_lower_version_is_written(place: 
         await asyncio.sleep(0.02)
 
 
+async def test_inits_that_come_while_a_grant_is_made_are_one_session_and_the_last_is_answered(place: Place) -> None:
+    """A client that waits too long for a busy server asks again with a new nonce: it must neither make it busier nor miss the answer."""
+    channel = HeldChannel()
+    for nonce in ("first", "second", "third"):
+        place.say(channel, ClientMessage(init=Init(nonce=nonce, application="demo", device="d1")))
+    granted = await channel.until(lambda m: m.grant)
+    await asyncio.sleep(0.1)
+    assert [message.grant.nonce for message in channel.received if message.grant] == ["third"]
+    assert granted.grant is not None
+    assert place.registrar.counters.handshakes == 1
+    place.say(channel, ClientMessage(token=granted.grant.token, summary=SetDigest().summary()))
+    await channel.until(lambda m: not m.grant and not m.start_anew)
+
+
+async def test_an_init_with_another_wish_is_not_answered_by_the_grant_of_the_first(place: Place) -> None:
+    channel = HeldChannel()
+    for device in ("d1", "d2"):
+        place.say(channel, ClientMessage(init=Init(nonce=device, application="demo", device=device)))
+    async with asyncio.timeout(5):
+        while len(channel.received) < 2:
+            await asyncio.sleep(0.01)
+    assert sorted(message.grant.nonce for message in channel.received if message.grant) == ["d1", "d2"]
+
+
+async def test_a_client_told_to_start_anew_under_a_living_connection_is_one_session_too(place: Place) -> None:
+    """The note of the session that ended must not hide that a grant is being made."""
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    place.registrar.leave(next(iter(place.registrar.sessions.values())))
+    before = place.registrar.counters.handshakes
+    for nonce in ("one", "two"):
+        place.say(channel, ClientMessage(init=Init(nonce=nonce, application="demo", device="d1", prior=token)))
+    await channel.until(lambda m: m.grant and m.grant.nonce == "two")
+    assert place.registrar.counters.handshakes == before + 1
+
+
 async def test_an_init_that_the_channel_repeats_is_one_session(place: Place) -> None:
     """Found by the simulator (seed 24): two grants of one init, each superseding the other, until the client gave up."""
     channel = HeldChannel()

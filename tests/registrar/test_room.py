@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roskva.errors import Overloaded
-from roskva.registrar.room import Room
+from roskva.registrar.room import AGAIN_MAX_S, AGAIN_MIN_S, Room
 from roskva.registrar.scanning import BUCKETS_AT_A_TIME, UNKNOWN_AGE_S, Scan
 from roskva.registrar.sessions import Counters
 from roskva.table.interface import Cell, Row, RowKey
@@ -16,40 +16,72 @@ def test_the_room_is_full_at_its_limit_and_has_room_again_when_somebody_leaves()
     counters = Counters()
     room = Room(20, counters)
     for who in range(5):
-        room.enter(who, 4)
+        room.enter(who, 4, 0.0)
     with pytest.raises(Overloaded, match="20 operations of clients are waiting; 20 may"):
-        room.enter("late", 1)
-    room.leave(3, 4)
-    room.enter("late", 4)
+        room.enter("late", 1, 0.0)
+    room.leave(3, 4, 0.0)
+    room.enter("late", 4, 0.0)
     assert (room.waiting, counters.overloaded) == (20, 1)
 
 
 def test_one_client_fills_a_quarter_of_the_room_and_no_more() -> None:
     room = Room(20, Counters())
-    room.enter("flood", 5)
+    room.enter("flood", 5, 0.0)
     with pytest.raises(Overloaded, match="5 operations of this client are waiting; 5 may"):
-        room.enter("flood", 1)
-    room.enter("other", 5)
-    room.leave("flood", 5)
-    room.enter("flood", 2)
-    room.enter("flood", 3)
+        room.enter("flood", 1, 0.0)
+    room.enter("other", 5, 0.0)
+    room.leave("flood", 5, 0.0)
+    room.enter("flood", 2, 0.0)
+    room.enter("flood", 3, 0.0)
 
 
 def test_a_message_larger_than_the_room_is_served_alone() -> None:
     room = Room(20, Counters())
-    room.enter("large", 1_000)
+    room.enter("large", 1_000, 0.0)
     with pytest.raises(Overloaded):
-        room.enter("other", 1)
-    room.leave("large", 1_000)
+        room.enter("other", 1, 0.0)
+    room.leave("large", 1_000, 0.0)
     assert room.waiting == 0
-    room.enter("other", 1)
+    room.enter("other", 1, 0.0)
 
 
 def test_under_pressure_nothing_enters() -> None:
     room = Room(20, Counters())
     room.pressed = "Memory is short."
     with pytest.raises(Overloaded, match="Memory is short"):
-        room.enter("anybody", 1)
+        room.enter("anybody", 1, 0.0)
+
+
+def test_those_who_are_refused_come_again_one_after_the_other_as_fast_as_the_room_empties() -> None:
+    room = Room(1_000, Counters())
+    for who in range(100):
+        room.enter(who, 10, 0.0)
+    for who in range(20):
+        room.leave(who, 10, who / 10)  # 100 operations a second
+    for who in range(20):
+        room.enter(who, 10, 2.0)
+    told_s = [room.again_s(10, 2.0) for _ in range(10_000)]
+    assert told_s == sorted(told_s)
+    assert told_s[0] < told_s[50] < told_s[100]
+    pace = 10 / (1.5 * (told_s[1] - told_s[0]))  # a client waits up to twice as long as it is told: half as long again on average
+    assert 100 < pace < 600, "between what was measured and what was supposed before"
+    assert told_s[-1] == AGAIN_MAX_S
+
+
+def test_the_pace_is_that_of_the_time_in_which_there_was_work() -> None:
+    room = Room(1_000, Counters())
+    for day in range(3):
+        room.enter("one", 100, day * 86_400.0)
+        room.leave("one", 100, day * 86_400.0 + 0.01)
+    room.enter("one", 100, 4 * 86_400.0)
+    assert room.again_s(1, 4 * 86_400.0) == AGAIN_MIN_S
+
+
+def test_what_was_promised_long_ago_delays_nobody() -> None:
+    room = Room(10, Counters())
+    for _ in range(1_000):
+        room.again_s(1_000, 0.0)
+    assert room.again_s(1, 3_600.0) == AGAIN_MIN_S
 
 
 def marks(*names: bytes) -> Row:

@@ -52,7 +52,7 @@ from roskva.client.operations import Operations, pause_s
 from roskva.client.outbox import Outbox
 from roskva.client.state import encode_state, prior_token
 from roskva.client.syncing import Syncing
-from roskva.errors import BadRequest, ClientStopped, RoskvaError, from_report
+from roskva.errors import BadRequest, ClientStopped, Overloaded, RoskvaError, from_report
 from roskva.model import check_application, check_device, name_from_text
 from roskva.probes import reached
 from roskva.protocol import messages
@@ -298,9 +298,18 @@ class ClientCore:
         if error.retry_after_s > 0:
             pause_s = min(error.retry_after_s, self.config.retry_max_s) * (1.0 + self._random())
             self._quiet_until = max(self._quiet_until, now + pause_s)
+            if error.code == Overloaded.code:
+                self._again_at(self._quiet_until)
             if self._heard_at == _NEVER or not self._handshake.welcomed:
                 self._outbox.heartbeat_due = min(self._outbox.heartbeat_due, self._quiet_until)
         return [Reported(error.code, error.message, error.transient)]
+
+    def _again_at(self, until: float) -> None:
+        """The server has no room, and knows when it will: then, however long the own pauses have become, and not later."""
+        reached("client: comes again when the server said")
+        self.operations.again_at(until)
+        self.syncing.again_at(until)
+        self._handshake.again_at(until)
 
     def _granted(self, now: float, token: str, summary: Summary | None) -> list[Action]:
         returning = bool(self._handshake.prior)

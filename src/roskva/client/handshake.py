@@ -62,6 +62,11 @@ class Handshake:
         """No patience helps: the application names something that does not exist. Once it has worked, we keep trying."""
         return not self.granted_before and code in _HOPELESS
 
+    def again_at(self, until: float) -> None:
+        """The server had no room and said until when."""
+        if self._nonce:
+            self.due = min(self.due, until)
+
     def sound(self, welcomed: bool) -> None:
         """The server speaks to our token. `welcomed`: its Registrar does, and so the session has taken effect."""
         self._attempts = 0

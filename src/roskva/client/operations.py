@@ -71,6 +71,12 @@ class Operations:
         operation.sent = False
         self._schedule(operation, now, config, dice)
 
+    def again_at(self, until: float) -> None:
+        """The server had no room and said until when: what it has not answered is sent again then, not after its own longer pause."""
+        for operation in self._by_name.values():
+            if operation.sent and operation.due > until:
+                self._schedule_at(operation, until)
+
     def clear(self) -> None:
         self._by_name.clear()
         self._waiting.clear()
@@ -114,8 +120,11 @@ class Operations:
         return self._repeats[0][0] if self._repeats else None
 
     def _schedule(self, operation: Operation, now: float, config: Config, dice: float) -> None:
-        operation.due = now + pause_s(config, operation.attempts, dice)
+        self._schedule_at(operation, now + pause_s(config, operation.attempts, dice))
         operation.attempts += 1
+
+    def _schedule_at(self, operation: Operation, due: float) -> None:
+        operation.due = due
         self._ticket += 1
         heapq.heappush(self._repeats, (operation.due, self._ticket, operation))
 

@@ -48,6 +48,11 @@ class Syncing:
         self.last = now
         self.not_before = now + pause_s
 
+    def again_at(self, until: float) -> None:
+        """The server had no room and said until when."""
+        if self.in_flight:
+            self.not_before = min(self.not_before, until)
+
     def hinted(self, now: float) -> bool:
         """The server asks for a statement, and we may give it at once."""
         return not self.in_flight and now - self.last >= HINT_INTERVAL_S

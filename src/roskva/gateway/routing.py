@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from roskva.config import Settings
-from roskva.errors import MalformedMessage, Overloaded, RoskvaError, TokenInvalid, Unavailable
+from roskva.errors import MalformedMessage, RoskvaError, TokenInvalid, Unavailable
 from roskva.model import ClientId, client_partition
 from roskva.protocol.internal import Announce, Closed, Forward, Frame
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, decode_client, encode
@@ -259,7 +259,7 @@ class Router:
             channel.send(error_message(error))
         except Exception:
             log.exception("a forwarded message could not be handled")
-            channel.send(error_message(Overloaded("The message could not be handled.")))
+            channel.send(error_message(Unavailable("The message could not be handled.")))
 
     def announced(self, channel: RemoteConnection, token: str) -> None:
         try:

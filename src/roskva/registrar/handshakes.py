@@ -30,8 +30,17 @@ _TAG_BYTES: Final = 6
 class Granting:
     """The note on a channel through which a client asks for a session."""
 
-    nonce: str
+    init: Init  # the last one that asks for it
     reply: ServerMessage | None = None  # once it is durable
+
+    @property
+    def nonce(self) -> str:
+        return self.init.nonce
+
+    def note_on(self, channel: Channel) -> None:
+        """Not where a session lives: it does until the new one speaks."""
+        if channel.session is None or isinstance(channel.session, Granting):
+            channel.session = self
 
 
 class _Granted(NamedTuple):
@@ -63,27 +72,37 @@ class Handshakes:
                 break
         return client
 
-    async def grant(self, channel: Channel, init: Init) -> None:
-        """Answer an init. A repeat of it gets the same grant again, or nothing while that one is being made: each grant is a session."""
+    def repeats(self, channel: Channel, init: Init) -> bool:
+        """Whether this asks again for what this channel has asked for: no work, since each grant is a session.
+
+        While the grant is being made it becomes the answer to the last one that asked: only its nonce is still waited for. Once made, it
+        is sent again to whom it answered. Else who waits long for a busy server makes it busier, and takes none of the answers.
+        """
         note = channel.session
-        if isinstance(note, Granting) and note.nonce == init.nonce:
-            if note.reply is not None:
-                channel.send(encode(note.reply))
-            return
-        if isinstance(note, Session) and note.nonce == init.nonce:
-            return  # a late repeat: its session lives
-        mine = Granting(init.nonce)
-        if note is None or isinstance(note, Granting):
-            channel.session = mine
+        if isinstance(note, Session):
+            return note.nonce == init.nonce  # a late repeat: its session lives
+        if not isinstance(note, Granting):
+            return False
+        if note.reply is None and _same_wish(note.init, init):
+            note.init = init
+            return True
+        if note.reply is not None and note.nonce == init.nonce:
+            channel.send(encode(note.reply))
+            return True
+        return False
+
+    async def grant(self, channel: Channel, asked: Granting) -> None:
+        """Answer an init that is no repeat."""
         try:
-            mine.reply = await self._grant(init)
+            asked.reply = await self._grant(asked)
         except BaseException:
-            if channel.session is mine:
+            if channel.session is asked:
                 channel.session = None
             raise
-        channel.send(encode(mine.reply))
+        channel.send(encode(asked.reply))
 
-    async def _grant(self, init: Init) -> ServerMessage:
+    async def _grant(self, asked: Granting) -> ServerMessage:
+        init = asked.init
         application = check_application(init.application)
         device = check_device(init.device)
         settings = self.settings.applications.get(application)
@@ -101,7 +120,7 @@ class Handshakes:
             summary=row.digest.summary(),
             unsettled=row.pending_count + sum(1 for _ in row.waiting()),
             time_ms=self.time_ms(),
-            grant=Grant(nonce=init.nonce, token=token),
+            grant=Grant(nonce=asked.nonce, token=token),
             config=self._config(application, settings),
         )
 
@@ -192,3 +211,7 @@ def unverified(channel: Channel, token: str, error: TokenInvalid, time_ms: int) 
     """Answer a message whose token is not one of this service: start anew."""
     refusal = StartAnew(code=error.code, keep=False, message=str(error))
     channel.send(encode(ServerMessage(token=token[:512], time_ms=time_ms, start_anew=refusal)))
+
+
+def _same_wish(one: Init, other: Init) -> bool:
+    return (one.application, one.device, one.prior) == (other.application, other.device, other.prior)

@@ -3,7 +3,10 @@
 Counted is what costs a read or a write before it is answered: handshakes, the first message of a session, registrations and syncs. Never
 refused, since they end work instead of beginning it: acknowledgements, heartbeats, and the deliveries of the Matcher. One client, or one
 channel that asks for sessions, may hold a part of the room only, so that who floods is refused before everybody else is.
-Pure: whoever asks spawns the work, and says when it is over.
+
+Who is refused is told when to come again: each a little later than the one before, at the pace at which the room empties. So ten
+thousand that were refused together return one after the other, as soon as there is room for them, and not before.
+Pure: whoever asks spawns the work, says when it is over, and knows the time.
 """
 
 from __future__ import annotations
@@ -14,6 +17,31 @@ from roskva.errors import Overloaded
 from roskva.registrar.sessions import Counters
 
 _OF_ONE: Final = 4  # a quarter of the room for one client
+AGAIN_MIN_S: Final = 1.0
+AGAIN_MAX_S: Final = 60.0
+_PACE_AT_FIRST: Final = 1_000.0  # operations a second, until it was measured
+_PACE_MIN: Final = 10.0
+_PACE_OVER_S: Final = 1.0
+_CLIENTS_ADD: Final = 1.5  # a client waits from once to twice as long as it is told
+
+
+class Pace:
+    """How many operations a second are done while any wait. Time without work says nothing."""
+
+    def __init__(self) -> None:
+        self.per_s = _PACE_AT_FIRST
+        self._since_s = 0.0
+        self._done = 0
+
+    def begins(self, now_s: float) -> None:
+        self._since_s, self._done = now_s, 0
+
+    def done(self, now_s: float, operations: int) -> None:
+        self._done += operations
+        took_s = now_s - self._since_s
+        if took_s >= _PACE_OVER_S:
+            self.per_s = max(_PACE_MIN, (self.per_s + self._done / took_s) / 2)
+            self.begins(now_s)
 
 
 class Room:
@@ -23,8 +51,10 @@ class Room:
         self._waiting_max = waiting_max
         self._counters = counters
         self._of: dict[object, int] = {}
+        self._pace = Pace()
+        self._promised_until_s = 0.0  # the work of those who were refused will be done by then, if they come as they were told
 
-    def enter(self, who: object, operations: int) -> None:
+    def enter(self, who: object, operations: int, now_s: float) -> None:
         """Raises Overloaded; else the caller owes a `leave` with the same arguments. No single message is too large for an empty room."""
         mine = self._of.get(who, 0)
         reason = self.pressed
@@ -35,13 +65,22 @@ class Room:
         if reason:
             self._counters.overloaded += 1
             raise Overloaded(reason)
+        if not self.waiting:
+            self._pace.begins(now_s)
         self._of[who] = mine + operations
         self.waiting += operations
 
-    def leave(self, who: object, operations: int) -> None:
+    def leave(self, who: object, operations: int, now_s: float) -> None:
         self.waiting -= operations
+        self._pace.done(now_s, operations)
         left = self._of[who] - operations
         if left:
             self._of[who] = left
         else:
             del self._of[who]
+
+    def again_s(self, operations: int, now_s: float) -> float:
+        """In how many seconds one who is refused with so many operations may come again."""
+        free_s = max(self._promised_until_s, now_s + self.waiting / self._pace.per_s)
+        self._promised_until_s = min(free_s + operations / self._pace.per_s, now_s + AGAIN_MAX_S * _CLIENTS_ADD)
+        return min(AGAIN_MAX_S, max(AGAIN_MIN_S, (self._promised_until_s - now_s) / _CLIENTS_ADD))

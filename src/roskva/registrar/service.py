@@ -174,7 +174,10 @@ class Registrar:
         if count > self._settings.operations_per_message_max:
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
-            self._admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, message.init))
+            if not self.handshakes.repeats(channel, message.init):
+                asked = Granting(message.init)
+                if self._admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, asked)):
+                    asked.note_on(channel)
         elif claims is None:
             self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
         else:
@@ -184,22 +187,23 @@ class Registrar:
             else:
                 self._admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
 
-    def _admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin a client's work, or answer "overloaded" before anything of it was done."""
+    def _admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Begin a client's work, or answer "overloaded" before anything of it was done; whether it was begun."""
         try:
-            self.room.enter(who, operations)
+            self.room.enter(who, operations, self._clock())
         except Overloaded as error:
-            self._refuse(channel, error, token)
-        else:
-            self.spawn(self._admitted(channel, token, who, operations, work))
+            self._refuse(channel, error, token, operations)
+            return False
+        self.spawn(self._admitted(channel, token, who, operations, work))
+        return True
 
     async def _admitted(
         self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         try:
-            await self._guard(channel, token, work)
+            await self._guard(channel, token, work, operations)
         finally:
-            self.room.leave(who, operations)
+            self.room.leave(who, operations, self._clock())
 
     def relieve(self) -> None:
         """Memory is short: drop what the table has, and what marks lead to. Nothing is lost by it, and scans bring it back."""
@@ -235,18 +239,20 @@ class Registrar:
     async def propagate(self, propagations: list[Propagation]) -> list[int]:
         return await self.delivery.propagate(propagations)
 
-    async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]], operations: int = 1) -> None:
         """Do a client's work. Made only here: a coroutine that is stopped before it began would complain."""
         try:
             await work()
         except RoskvaError as error:
-            self._refuse(channel, error, token)
+            self._refuse(channel, error, token, operations)
         except Exception:
             log.exception("a client's message could not be handled")
             self._refuse(channel, RoskvaError("The message could not be handled."), token)
 
-    def _refuse(self, channel: Channel, error: RoskvaError, token: str) -> None:
+    def _refuse(self, channel: Channel, error: RoskvaError, token: str, operations: int = 1) -> None:
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+        if isinstance(error, Overloaded):
+            retry_after_s = round(self.room.again_s(operations, self._clock()), 3)
         report = ErrorReport(code=error.code, message=str(error), transient=error.transient, retry_after_s=retry_after_s)
         channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), error=report)))
 
@@ -263,11 +269,11 @@ class Registrar:
 
     def _welcome(self, channel: Channel, session: Session, row: ClientRow) -> Session:
         known = self.sessions.get(session.client)
+        if isinstance(channel.session, (Granting, Session)):
+            session.nonce = channel.session.nonce
         for ended in (known, channel.session):
             if isinstance(ended, Session):
                 self.leave(ended)
-        if isinstance(channel.session, (Granting, Session)):
-            session.nonce = channel.session.nonce
         if known is not None and known.channel is not None and known.channel is not channel:
             if known.token == session.token:
                 known.channel.session = _Left(session.token)
@@ -303,6 +309,8 @@ class Registrar:
     def leave(self, session: Session) -> None:
         self.unacknowledged.forget(session)
         self.unsettled_told.pop(session, None)
+        if session.channel is not None and session.channel.session is session:
+            session.channel.session = None
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
 
@@ -332,9 +340,11 @@ class Registrar:
         channel = session.channel
         if channel is None:
             return
+        objects = 0 if message.sync is None else len(message.sync.objects or ())
+        operations = max(1, len(message.register) + len(message.unregister) + objects)
         if self.recovery.is_behind(session.partition):
             self.counters.overloaded += 1
-            self._refuse(channel, Overloaded("Too many registrations are unfinished."), session.token)
+            self._refuse(channel, Overloaded("Too many registrations are unfinished."), session.token, operations)
             return
         done: ClientMessage | None = message
         if self.disk_full:
@@ -343,8 +353,6 @@ class Registrar:
                 self.counters.disk_full += 1
                 self.speak(session, **refusal)
         if done is not None:
-            objects = 0 if done.sync is None else len(done.sync.objects or ())
-            operations = max(1, len(done.register) + len(done.unregister) + objects)
             self._admit(channel, session.token, session.client, operations, partial(self._operate, session, done))
 
     async def _operate(self, asking: Session, message: ClientMessage) -> None:
@@ -367,10 +375,13 @@ class Registrar:
             if message.sync is not None:
                 row = await self.rows.get(session.client)
                 decision = core.sync(row, session.number, session.operations, message.sync, limit)
-                await self._carry_out(session, row, decision)
+                await self._carry_out(session, row, decision, answer=True)
 
-    async def _carry_out(self, session: Session, row: ClientRow, decision: core.Decision) -> None:
-        """The caller's duties of `core`, in their order: mark, write, append, answer."""
+    async def _carry_out(self, session: Session, row: ClientRow, decision: core.Decision, answer: bool = False) -> None:
+        """The caller's duties of `core`, in their order: mark, write, append, answer.
+
+        A sync is answered before the Matcher has heard of it: the client compares the summaries, and need not state it all again.
+        """
         client = session.client
         if decision.events:
             await self.recovery.mark([client])
@@ -394,7 +405,7 @@ class Registrar:
         self.counters.registrations += len(decision.events)
         session.take(row, session.read_s)
         await self.append(decision.events)
-        if decision.statuses or decision.sync_request is not None or not decision.events:
+        if answer or decision.statuses or decision.sync_request is not None or not decision.events:
             self.speak(session, status=decision.statuses, sync_request=decision.sync_request)
 
     async def append(self, events: list[Registration], marked: bool = True) -> None:

@@ -43,6 +43,7 @@ import { Syncing } from "./syncing.ts";
 
 export const RESTATING_PAUSES_MAX = 10; // the application may take so many retry_min_s to restate its registrations after a restart
 export const FORGET_SETTLES_S = 5; // a client that signs out waits so long for its unregistrations to reach the Matcher
+const OVERLOADED = "overloaded";
 
 export interface CoreOptions {
   readonly random: () => number;
@@ -290,11 +291,19 @@ export class ClientCore {
     if (error.retry_after_s > 0) {
       const patienceS = Math.min(error.retry_after_s, this.#config.retry_max_s) * (1 + this.#random());
       this.#quietUntilS = Math.max(this.#quietUntilS, nowS + patienceS);
+      if (error.code === OVERLOADED) this.#againAt(this.#quietUntilS);
       if (this.#heardAtS === -Infinity || !this.#handshake.welcomed) {
         this.#outbox.heartbeatDueS = Math.min(this.#outbox.heartbeatDueS, this.#quietUntilS);
       }
     }
     return [{ kind: "reported", code: error.code, message: error.message, transient: error.transient }];
+  }
+
+  /** The server has no room, and knows when it will: then, however long the own pauses have become, and not later. */
+  #againAt(untilS: number): void {
+    this.#operations.againAt(untilS);
+    this.#syncing.againAt(untilS);
+    this.#handshake.againAt(untilS);
   }
 
   #granted(nowS: number, token: string, summary: Summary | null): Action[] {

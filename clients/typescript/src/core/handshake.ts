@@ -64,6 +64,11 @@ export class Handshake {
     return !this.grantedBefore && HOPELESS.includes(code);
   }
 
+  /** The server had no room and said until when. */
+  againAt(untilS: number): void {
+    if (this.#nonce !== "") this.dueS = Math.min(this.dueS, untilS);
+  }
+
   /** The server speaks to our token. `welcomed`: its Registrar does, and so the session has taken effect. */
   sound(welcomed: boolean): void {
     this.#attempts = 0;

@@ -70,6 +70,13 @@ export class Operations {
     this.#schedule(operation, nowS, config, dice);
   }
 
+  /** The server had no room and said until when: what it has not answered is sent again then, not after its own longer pause. */
+  againAt(untilS: number): void {
+    for (const operation of this.#byName.values()) {
+      if (operation.sent && operation.due > untilS) this.#scheduleAt(operation, untilS);
+    }
+  }
+
   clear(): void {
     this.#byName.clear();
     this.#forgetTimes();
@@ -126,8 +133,12 @@ export class Operations {
   }
 
   #schedule(operation: Operation, nowS: number, config: Config, dice: number): void {
-    operation.due = nowS + pauseS(config, operation.attempts, dice);
+    this.#scheduleAt(operation, nowS + pauseS(config, operation.attempts, dice));
     operation.attempts += 1;
+  }
+
+  #scheduleAt(operation: Operation, dueS: number): void {
+    operation.due = dueS;
     this.#ticket += 1;
     this.#repeats.push({ due: operation.due, ticket: this.#ticket, operation });
   }

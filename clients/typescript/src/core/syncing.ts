@@ -41,6 +41,11 @@ export class Syncing {
     this.notBeforeS = nowS + pauseS;
   }
 
+  /** The server had no room and said until when. */
+  againAt(untilS: number): void {
+    if (this.inFlight) this.notBeforeS = Math.min(this.notBeforeS, untilS);
+  }
+
   /** The server asks for a statement, and we may give it at once. */
   hinted(nowS: number): boolean {
     return !this.inFlight && nowS - this.#lastS >= HINT_INTERVAL_S;
