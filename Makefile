@@ -19,7 +19,7 @@ up: ## start the service on this machine and print the address of the demo page;
 	@$(BIN)/roskva up $(ARGS)
 
 test: lint ## check style and types, then run all tests
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 3 $(ARGS)
 
 lint: ## check format, style and types
 	@scripts/setup.sh test

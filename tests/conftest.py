@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`make test` runs in two processes. One has all that starts the real service or a browser, one after the other, so that they share
-    what they start and never meet, and then the simulator's worlds, which take both cores; the other has the rest, file by file.
+    what they start and never meet; then both have the rest, file by file; the simulator's worlds, which take both cores, come last.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -60,8 +60,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @cache
 def _turn_of_file(file: str) -> tuple[int, str]:
     if re.search(r"\bmark\.(e2e|browser)\b", (ROOT / file).read_text()):
-        return 0, "long"
-    return (1, "long") if file in _WORLDS else (2, file)
+        return 0, "service"
+    return (2, "worlds") if file in _WORLDS else (1, file)
 
 
 def _turn(nodeid: str) -> tuple[int, str]:

@@ -202,10 +202,10 @@ class Rounds:
                     self._unfinished_found[self.registrar.rows.key(client).partition] += bool(self.registrar.recovery.taken_over)
                 if session is None:
                     self.registrar.recovery.finished(row)
-                    pending += self.registrar.pending_again(row)
+                    pending += self.registrar.telling.pending_again(row)
                 else:
                     self.registrar.take_in(session, row)
-            await self.registrar.append(pending, marked=False)
+            await self.registrar.telling.append(pending, marked=False)
             for client in rows:
                 self.marked.pop(client, None)
             self._put_back([client for client in some if client not in rows])

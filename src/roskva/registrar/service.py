@@ -10,22 +10,20 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from roskva.config import Settings
 from roskva.errors import Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
-from roskva.feed.interface import REGISTRATIONS, Entry
 from roskva.feed.lanes import FeedLanes
-from roskva.model import DAY_S, SETTLED, UNAVAILABLE, ClientId, Propagation, Registration
+from roskva.model import DAY_S, ClientId, Propagation
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, SyncRequest, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import seen_cell
 from roskva.registrar.collection import Collection
 from roskva.registrar.delivery import Delivery
-from roskva.registrar.events import encode_registration
 from roskva.registrar.full_disk import sift
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
@@ -35,6 +33,7 @@ from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.registrar.telling import Telling
 from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.registrar.writing import RowWriter
 from roskva.table.interface import Mutation
@@ -72,7 +71,6 @@ class Registrar:
     ) -> None:
         self._settings = settings
         self._table = table
-        self._feed = feed
         self._member = member
         self._members = members
         self._clock = clock
@@ -106,6 +104,7 @@ class Registrar:
             unguessable,
         )
         self.recovery = Recovery(settings, table, member, clock, self.counters)
+        self.telling = Telling(table, feed, self.rows, self._orders, self.recovery, self.counters)
         self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self._settling, self.recovery.mark)
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
         self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak)
@@ -121,7 +120,7 @@ class Registrar:
             settling=self._settling,
             speak=self.speak,
             write=self._writer.write,
-            reissue=self._reissue,
+            reissue=self.telling.reissue,
             collect=self.collection.answer,
             settled=self.recovery.settled,
             spawn=self.spawn,
@@ -300,9 +299,9 @@ class Registrar:
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row) if not row.outdated(key)]
         if confirmed or reset:  # after a reset the summary holds nothing any more: the client sees it and states its registrations
             self.speak(session, status=confirmed)
-        pending = self.pending_again(row)
+        pending = self.telling.pending_again(row)
         if pending:
-            self.spawn(self.append(pending, marked=False))
+            self.spawn(self.telling.append(pending, marked=False))
         if row.seen_day < self._day():
             self.spawn(self._write_seen(session.client))
 
@@ -404,62 +403,9 @@ class Registrar:
                 self.unacknowledged.forget(session, event.object)
         self.counters.registrations += len(decision.events)
         session.take(row, session.read_s)
-        await self.append(decision.events)
+        await self.telling.append(decision.events)
         if answer or decision.statuses or decision.sync_request is not None or not decision.events:
             self.speak(session, status=decision.statuses, sync_request=decision.sync_request)
-
-    async def append(self, events: list[Registration], marked: bool = True) -> None:
-        """Tell the Matcher, through the feed. What cannot be appended now stays pending, and is repeated. `marked`: just now, by us."""
-        if not events:
-            return
-        self.recovery.appended(events, marked)
-        entries = [Entry(event.object, encode_registration(event)) for event in events]
-        try:
-            await self._feed.append(REGISTRATIONS, entries)
-        except Unavailable as error:
-            log.warning("%d registrations wait for the feed: %s", len(events), error)
-            self.recovery.not_appended(events)
-
-    def pending_again(self, row: ClientRow) -> list[Registration]:
-        """Whoever reads a client's row also repeats its pending cells, those aside that were appended a moment ago."""
-        if row.created is None:  # collected or lost: whatever came of it would be void
-            self.recovery.forget(row.client)
-            return []
-        events = [
-            core.event_of(row, key, seqno, standing.registered, pending)
-            for key, seqno, pending in row.pending()
-            if (standing := row.standing(key)) is not None and standing.seqno == seqno
-        ]
-        events = self.recovery.due(row.client, events)
-        self.counters.pending_repeated += len(events)
-        return events
-
-    async def _reissue(self, client: ClientId, told: Sequence[Propagation]) -> list[int]:
-        """Repair registrations of which something was lost. Those that are answered SETTLED are durable."""
-        decision = core.Decision()
-        try:
-            async with self._orders.turn(client):
-                row = await self.rows.get(client, fresh=True)
-                judged = [core.judge(row, one) for one in told]
-                lost = {one.object: one.seqno for one, judgement in zip(told, judged, strict=True) if judgement.reissue}
-                verdicts = [SETTLED if one.reissue else UNAVAILABLE if one.verdict is None else one.verdict for one in judged]
-                if not lost:
-                    return verdicts
-                decision = core.reissue(row, list(lost.items()))
-                await self.recovery.mark([client])
-                await self._table.write([Mutation(self.rows.key(client), cells) for cells in decision.writes])
-                for cells in decision.writes:
-                    self.rows.apply(client, cells)
-        except BaseException as error:
-            self.rows.drop(client)
-            self.recovery.appended(decision.events)
-            self.recovery.not_appended(decision.events)
-            if not isinstance(error, Unavailable):
-                raise
-            return [UNAVAILABLE] * len(told)
-        self.counters.reissued += len(decision.events)
-        await self.append(decision.events)
-        return verdicts
 
     async def reread(self, session: Session) -> None:
         """A fresh look at an online client's row: at heartbeats, and when the table holds more than memory. One at a time."""
