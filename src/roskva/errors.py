@@ -226,7 +226,7 @@ class Unavailable(RoskvaError):
     status = 503
     transient = True
     advice = "Try again in a moment."
-    retry_after_s: ClassVar[float] = 1.0
+    retry_after_s: float = 1.0
 
 
 class FeedFull(Unavailable):
@@ -258,7 +258,13 @@ class PartitionLost(PartitionUnavailable):
 
 
 class Overloaded(Unavailable):
+    """`retry_after_s`: when there will be room, if that is known."""
+
     code = "overloaded"
+
+    def __init__(self, what: str = "", retry_after_s: float = Unavailable.retry_after_s) -> None:
+        super().__init__(what)
+        self.retry_after_s = retry_after_s
 
 
 class SlowConsumer(Unavailable):

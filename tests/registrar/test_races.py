@@ -221,6 +221,16 @@ async def test_inits_that_come_while_a_grant_is_made_are_one_session_and_the_las
     await channel.until(lambda m: not m.grant and not m.start_anew)
 
 
+async def test_a_late_copy_of_an_earlier_init_takes_no_answer_away(place: Place) -> None:
+    channel = HeldChannel()
+    for nonce in ("first", "second", "first"):
+        place.say(channel, ClientMessage(init=Init(nonce=nonce, application="demo", device="d1")))
+    await channel.until(lambda m: m.grant)
+    place.say(channel, ClientMessage(init=Init(nonce="first", application="demo", device="d1")))
+    await asyncio.sleep(0.1)
+    assert [message.grant.nonce for message in channel.received if message.grant] == ["second"]
+
+
 async def test_an_init_with_another_wish_is_not_answered_by_the_grant_of_the_first(place: Place) -> None:
     channel = HeldChannel()
     for device in ("d1", "d2"):
@@ -235,12 +245,30 @@ async def test_a_client_told_to_start_anew_under_a_living_connection_is_one_sess
     """The note of the session that ended must not hide that a grant is being made."""
     channel = HeldChannel()
     token = await place.start_client(channel)
-    place.registrar.leave(next(iter(place.registrar.sessions.values())))
+    place.registrar.dismiss(next(iter(place.registrar.sessions.values())), "token-elsewhere", keep=True)
     before = place.registrar.counters.handshakes
     for nonce in ("one", "two"):
         place.say(channel, ClientMessage(init=Init(nonce=nonce, application="demo", device="d1", prior=token)))
     await channel.until(lambda m: m.grant and m.grant.nonce == "two")
     assert place.registrar.counters.handshakes == before + 1
+
+
+async def test_a_session_that_left_and_came_back_still_knows_its_own_init(place: Place) -> None:
+    """Else a late copy of it makes a second grant, and the living client is superseded by itself."""
+    channel = HeldChannel()
+    init = ClientMessage(init=Init(nonce="mine", application="demo", device="d1"))
+    place.say(channel, init)
+    granted = await channel.until(lambda m: m.grant)
+    hello = ClientMessage(token=granted.token, summary=SetDigest().summary())
+    place.say(channel, hello)
+    await channel.until(lambda m: not m.grant)
+    place.registrar.leave(next(iter(place.registrar.sessions.values())))
+    place.say(channel, hello)
+    await channel.until(lambda m: not m.grant)
+    before = place.registrar.counters.handshakes
+    place.say(channel, init)
+    await asyncio.sleep(0.1)
+    assert place.registrar.counters.handshakes == before
 
 
 async def test_an_init_that_the_channel_repeats_is_one_session(place: Place) -> None:

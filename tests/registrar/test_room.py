@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roskva.errors import Overloaded
-from roskva.registrar.room import AGAIN_MAX_S, AGAIN_MIN_S, Room
+from roskva.registrar.room import AGAIN_MAX_S, AGAIN_MIN_S, PRESSED_AGAIN_S, Room
 from roskva.registrar.scanning import BUCKETS_AT_A_TIME, UNKNOWN_AGE_S, Scan
 from roskva.registrar.sessions import Counters
 from roskva.table.interface import Cell, Row, RowKey
@@ -52,36 +52,83 @@ def test_under_pressure_nothing_enters() -> None:
         room.enter("anybody", 1, 0.0)
 
 
-def test_those_who_are_refused_come_again_one_after_the_other_as_fast_as_the_room_empties() -> None:
-    room = Room(1_000, Counters())
-    for who in range(100):
-        room.enter(who, 10, 0.0)
-    for who in range(20):
-        room.leave(who, 10, who / 10)  # 100 operations a second
-    for who in range(20):
-        room.enter(who, 10, 2.0)
-    told_s = [room.again_s(10, 2.0) for _ in range(10_000)]
+def again_s(room: Room, operations: int, now_s: float, who: object = "refused") -> float:
+    with pytest.raises(Overloaded) as refused:
+        room.enter(who, operations, now_s)
+    return refused.value.retry_after_s
+
+
+def full(waiting_max: int = 1_000) -> Room:
+    room = Room(waiting_max, Counters())
+    for who in range(10):
+        room.enter(who, waiting_max // 10, 0.0)
+    return room
+
+
+def at_work(room: Room, per_s: int, seconds: int) -> None:
+    """So many operations a second are done, in steps of a tenth of a second, and as many come."""
+    for step in range(1, seconds * 10 + 1):
+        room.leave(step % 10, per_s // 10, step / 10)
+        room.enter(step % 10, per_s // 10, step / 10)
+
+
+def test_those_who_are_refused_come_again_one_after_the_other_at_the_pace_of_the_room() -> None:
+    room = full()
+    at_work(room, per_s=200, seconds=20)
+    assert room.pace.per_s == pytest.approx(200, rel=0.05)
+    told_s = [again_s(room, 10, 20.0) for _ in range(1_000)]
     assert told_s == sorted(told_s)
-    assert told_s[0] < told_s[50] < told_s[100]
-    pace = 10 / (1.5 * (told_s[1] - told_s[0]))  # a client waits up to twice as long as it is told: half as long again on average
-    assert 100 < pace < 600, "between what was measured and what was supposed before"
+    assert told_s[0] == pytest.approx((1_000 + 10) / 200 / 1.5, rel=0.05)  # a client adds half as much again, on average
+    assert told_s[1] - told_s[0] == pytest.approx(10 / 200 / 1.5, rel=0.05)
     assert told_s[-1] == AGAIN_MAX_S
 
 
-def test_the_pace_is_that_of_the_time_in_which_there_was_work() -> None:
+def test_little_work_says_nothing_of_the_pace() -> None:
     room = Room(1_000, Counters())
-    for day in range(3):
-        room.enter("one", 100, day * 86_400.0)
-        room.leave("one", 100, day * 86_400.0 + 0.01)
-    room.enter("one", 100, 4 * 86_400.0)
-    assert room.again_s(1, 4 * 86_400.0) == AGAIN_MIN_S
+    for second in range(60):
+        room.enter(second, 20, float(second))
+        room.leave(second, 20, second + 0.9)
+    assert room.pace.per_s == Room(1_000, Counters()).pace.per_s
 
 
-def test_what_was_promised_long_ago_delays_nobody() -> None:
-    room = Room(10, Counters())
+def test_what_fails_at_once_says_nothing_of_the_pace() -> None:
+    room = full()
+    for step in range(1, 50):
+        room.leave(step % 10, 100, step / 10, done=False)
+        room.enter(step % 10, 100, step / 10)
+    assert room.pace.per_s == full().pace.per_s
+
+
+def test_a_pace_that_was_wrong_is_made_good_at_once() -> None:
+    room = full()
+    at_work(room, per_s=20, seconds=60)  # a disk that hung
+    slow_s = [again_s(room, 10, 60.0) for _ in range(100)][-1]
+    assert slow_s == AGAIN_MAX_S
+    room.pace.per_s = 1_000.0
+    assert again_s(room, 10, 60.1) < 3.0
+
+
+def test_what_was_promised_a_while_ago_delays_nobody() -> None:
+    room = full()
+    assert [again_s(room, 100, 0.0) for _ in range(10_000)][-1] == AGAIN_MAX_S
+    assert again_s(room, 100, 1.5 * AGAIN_MAX_S) == AGAIN_MIN_S
+
+
+def test_who_floods_is_told_its_own_time_and_moves_nobody_elses() -> None:
+    room = Room(40_000, Counters())
+    room.enter("flood", 10_000, 0.0)
     for _ in range(1_000):
-        room.again_s(1_000, 0.0)
-    assert room.again_s(1, 3_600.0) == AGAIN_MIN_S
+        assert again_s(room, 1_000, 0.0, "flood") == 10.0
+    room.enter("others", 10_000, 0.0)
+    room.enter("more", 10_000, 0.0)
+    room.enter("yet more", 10_000, 0.0)
+    assert again_s(room, 10, 0.0) < 27.0
+
+
+def test_under_pressure_all_are_told_a_longer_time() -> None:
+    room = Room(20, Counters())
+    room.pressed = "Memory is short."
+    assert {again_s(room, 1, 0.0, who) for who in range(1_000)} == {PRESSED_AGAIN_S}
 
 
 def marks(*names: bytes) -> Row:

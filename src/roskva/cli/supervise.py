@@ -95,7 +95,8 @@ class LogFile:
         try:
             shutil.copyfile(self.path, aside)
         except OSError:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink()
         with contextlib.suppress(OSError):  # somebody deleted it meanwhile
             os.truncate(self.path, 0)
         self._read = 0

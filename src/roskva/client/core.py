@@ -102,7 +102,8 @@ class ClientCore:
         self._connected = False
         self._alive_at = _NEVER  # when anything came, over this connection
         self._heard_at = _NEVER  # when a message of this session came, over this connection
-        self._quiet_until = _NEVER
+        self._quiet_until = _NEVER  # after a config
+        self._refused_until = _NEVER  # after an error, over this connection: another one may lead to a gateway that has room
         # After a restart operations wait a moment, in case the server still has all that the application is about to restate.
         self._restating_until: float | None = None
         self._restating_end = _NEVER
@@ -147,6 +148,7 @@ class ClientCore:
         self._connected = True
         self._alive_at = now
         self._heard_at = _NEVER
+        self._refused_until = _NEVER
         self._handshake.due = _NEVER
         self._outbox.must_speak = True
         self.operations.restart()
@@ -168,17 +170,21 @@ class ClientCore:
             return None
         deadline = self._alive_at + 2 * self.config.keepalive_s
         if not self._handshake.token:
-            return min(deadline, max(self._handshake.due, self._quiet_until))
+            return min(deadline, max(self._handshake.due, self._silent_until))
         deadline = min(deadline, self._outbox.heartbeat_due)
         if self._restating_until is not None:
-            return min(deadline, max(self._restating_until, self._quiet_until))
+            return min(deadline, max(self._restating_until, self._silent_until))
         waiting = self.operations.next_due(self.config)
         if not self.operations and self._differs():
             waiting = self.syncing.not_before
         forget_at = self._forget_at()
         if forget_at is not None:
             waiting = forget_at if waiting is None else min(waiting, forget_at)
-        return deadline if waiting is None else min(deadline, max(waiting, self._quiet_until))
+        return deadline if waiting is None else min(deadline, max(waiting, self._silent_until))
+
+    @property
+    def _silent_until(self) -> float:
+        return max(self._quiet_until, self._refused_until)
 
     def in_sync(self, now: float) -> bool:
         """The server has exactly what is wished for, owes nothing, and said so within two keepalives."""
@@ -296,12 +302,12 @@ class ClientCore:
         if self._handshake.hopeless(error.code):
             return self._end(from_report(error.code, error.message))
         if error.retry_after_s > 0:
-            pause_s = min(error.retry_after_s, self.config.retry_max_s) * (1.0 + self._random())
-            self._quiet_until = max(self._quiet_until, now + pause_s)
+            least_s = min(max(error.retry_after_s, self.config.retry_min_s), self.config.retry_max_s)
+            self._refused_until = max(self._refused_until, now + least_s * (1.0 + self._random()))
             if error.code == Overloaded.code:
-                self._again_at(self._quiet_until)
+                self._again_at(self._refused_until)
             if self._heard_at == _NEVER or not self._handshake.welcomed:
-                self._outbox.heartbeat_due = min(self._outbox.heartbeat_due, self._quiet_until)
+                self._outbox.heartbeat_due = min(self._outbox.heartbeat_due, self._refused_until)
         return [Reported(error.code, error.message, error.transient)]
 
     def _again_at(self, until: float) -> None:
@@ -310,6 +316,7 @@ class ClientCore:
         self.operations.again_at(until)
         self.syncing.again_at(until)
         self._handshake.again_at(until)
+        self._forget_due = None if self._forget_due is None else min(self._forget_due, until)
 
     def _granted(self, now: float, token: str, summary: Summary | None) -> list[Action]:
         returning = bool(self._handshake.prior)
@@ -411,7 +418,7 @@ class ClientCore:
         if now >= self._alive_at + 2 * self.config.keepalive_s:
             self._connected = False  # half open: the other side is gone and nobody told us
             return [CloseChannel()]
-        quiet = now < self._quiet_until
+        quiet = now < self._silent_until
         if not self._handshake.token:
             return [] if quiet or now < self._handshake.due else [self._init(now)]
         if self._restating_until is not None and (now >= self._restating_until or not self._differs()):

@@ -7,7 +7,7 @@ on earlier sessions of the same client are superseded. What a token claims is ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from roskva.config import ApplicationSettings, Settings
@@ -24,6 +24,7 @@ from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
 _TAG_BYTES: Final = 6
+_EARLIER_MAX: Final = 100  # repeats of an init while its grant is being made; with doubling pauses they are few
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Granting:
 
     init: Init  # the last one that asks for it
     reply: ServerMessage | None = None  # once it is durable
+    earlier: set[str] = field(default_factory=set)  # nonces of those before it: they may come twice, and late
 
     @property
     def nonce(self) -> str:
@@ -83,8 +85,13 @@ class Handshakes:
             return note.nonce == init.nonce  # a late repeat: its session lives
         if not isinstance(note, Granting):
             return False
-        if note.reply is None and _same_wish(note.init, init):
+        if init.nonce in note.earlier:
+            return True  # nobody waits for its answer any more
+        if note.reply is None and note.nonce != init.nonce and _same_wish(note.init, init) and len(note.earlier) < _EARLIER_MAX:
+            note.earlier.add(note.nonce)
             note.init = init
+            return True
+        if note.reply is None and note.nonce == init.nonce:
             return True
         if note.reply is not None and note.nonce == init.nonce:
             channel.send(encode(note.reply))

@@ -108,8 +108,7 @@ class Rounds:
             self.registrar.rows.drop_all()
             for session in list(self.registrar.sessions.values()):
                 if session.partition == partition and session.channel is not None:
-                    self.registrar.handshakes.start_anew(session.channel, session.token, TokenElsewhere.code, keep=True)
-                    self.registrar.leave(session)
+                    self.registrar.dismiss(session, TokenElsewhere.code, keep=True)
 
     async def _notice_resets(self) -> None:
         """An epoch that rose: rows in memory count for the old one. The sessions' rows are read anew, and their clients told."""

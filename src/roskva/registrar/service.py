@@ -28,7 +28,7 @@ from roskva.registrar.full_disk import sift
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
 from roskva.registrar.recovery import Recovery
-from roskva.registrar.room import Room
+from roskva.registrar.room import PRESSED_AGAIN_S, Room
 from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
@@ -191,7 +191,7 @@ class Registrar:
         try:
             self.room.enter(who, operations, self._clock())
         except Overloaded as error:
-            self._refuse(channel, error, token, operations)
+            self._refuse(channel, error, token)
             return False
         self.spawn(self._admitted(channel, token, who, operations, work))
         return True
@@ -199,10 +199,11 @@ class Registrar:
     async def _admitted(
         self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
+        done = False
         try:
-            await self._guard(channel, token, work, operations)
+            done = await self._guard(channel, token, work)
         finally:
-            self.room.leave(who, operations, self._clock())
+            self.room.leave(who, operations, self._clock(), done)
 
     def relieve(self) -> None:
         """Memory is short: drop what the table has, and what marks lead to. Nothing is lost by it, and scans bring it back."""
@@ -238,20 +239,23 @@ class Registrar:
     async def propagate(self, propagations: list[Propagation]) -> list[int]:
         return await self.delivery.propagate(propagations)
 
-    async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]], operations: int = 1) -> None:
-        """Do a client's work. Made only here: a coroutine that is stopped before it began would complain."""
+    async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Do a client's work; whether it was done. Made only here: a coroutine that is stopped before it began would complain."""
         try:
             await work()
+        except Overloaded as error:  # a queue behind the room is full: not before what waits is done
+            self._refuse(channel, Overloaded(error.what, max(error.retry_after_s, self.room.until_done_s())), token)
         except RoskvaError as error:
-            self._refuse(channel, error, token, operations)
+            self._refuse(channel, error, token)
         except Exception:
             log.exception("a client's message could not be handled")
             self._refuse(channel, RoskvaError("The message could not be handled."), token)
+        else:
+            return True
+        return False
 
-    def _refuse(self, channel: Channel, error: RoskvaError, token: str, operations: int = 1) -> None:
+    def _refuse(self, channel: Channel, error: RoskvaError, token: str) -> None:
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
-        if isinstance(error, Overloaded):
-            retry_after_s = round(self.room.again_s(operations, self._clock()), 3)
         report = ErrorReport(code=error.code, message=str(error), transient=error.transient, retry_after_s=retry_after_s)
         channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), error=report)))
 
@@ -290,8 +294,7 @@ class Registrar:
     def take_in(self, session: Session, row: ClientRow) -> None:
         """After a fresh read of an online client's row: summary, pending registrations, waiting notifications."""
         if row.created is None and session.channel is not None:  # collected or lost under a living session
-            self.handshakes.start_anew(session.channel, session.token, core.Admission.GONE, keep=False)
-            self.leave(session)
+            self.dismiss(session, core.Admission.GONE, keep=False)
             return
         reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
         session.take(row, self._clock())
@@ -308,10 +311,17 @@ class Registrar:
     def leave(self, session: Session) -> None:
         self.unacknowledged.forget(session)
         self.unsettled_told.pop(session, None)
-        if session.channel is not None and session.channel.session is session:
-            session.channel.session = None
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
+
+    def dismiss(self, session: Session, code: str, keep: bool) -> None:
+        """End a session and say so. Its channel is free for another one."""
+        channel = session.channel
+        self.leave(session)
+        if channel is not None:
+            self.handshakes.start_anew(channel, session.token, code, keep)
+            if channel.session is session:
+                channel.session = None
 
     # Messages of an admitted session.
 
@@ -339,11 +349,9 @@ class Registrar:
         channel = session.channel
         if channel is None:
             return
-        objects = 0 if message.sync is None else len(message.sync.objects or ())
-        operations = max(1, len(message.register) + len(message.unregister) + objects)
         if self.recovery.is_behind(session.partition):
             self.counters.overloaded += 1
-            self._refuse(channel, Overloaded("Too many registrations are unfinished."), session.token, operations)
+            self._refuse(channel, Overloaded("Too many registrations are unfinished.", PRESSED_AGAIN_S), session.token)
             return
         done: ClientMessage | None = message
         if self.disk_full:
@@ -352,6 +360,8 @@ class Registrar:
                 self.counters.disk_full += 1
                 self.speak(session, **refusal)
         if done is not None:
+            objects = 0 if done.sync is None else len(done.sync.objects or ())
+            operations = max(1, len(done.register) + len(done.unregister) + objects)
             self._admit(channel, session.token, session.client, operations, partial(self._operate, session, done))
 
     async def _operate(self, asking: Session, message: ClientMessage) -> None:
@@ -364,8 +374,7 @@ class Registrar:
                 self.spawn(self.reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
                 return
             if session.is_outranked(row, self._clock()) and session.channel is not None:
-                self.handshakes.start_anew(session.channel, session.token, core.Admission.SUPERSEDED, keep=True)
-                self.leave(session)
+                self.dismiss(session, core.Admission.SUPERSEDED, keep=True)
                 return
             limit = self._settings.registrations_per_client_max
             if message.register or message.unregister:
@@ -437,7 +446,7 @@ class Registrar:
 
     # Small things.
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

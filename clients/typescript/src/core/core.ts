@@ -70,7 +70,8 @@ export class ClientCore {
   #connected = false;
   #aliveAtS = -Infinity; // when anything came, over this connection
   #heardAtS = -Infinity; // when a message of this session came, over this connection
-  #quietUntilS = -Infinity;
+  #quietUntilS = -Infinity; // after a config
+  #refusedUntilS = -Infinity; // after an error, over this connection: another one may lead to a gateway that has room
   // After a restart operations wait a moment, in case the server still has all that the application is about to restate.
   #restatingUntilS: number | null = null;
   #restatingEndS = -Infinity;
@@ -141,6 +142,7 @@ export class ClientCore {
     this.#connected = true;
     this.#aliveAtS = nowS;
     this.#heardAtS = -Infinity;
+    this.#refusedUntilS = -Infinity;
     this.#handshake.dueS = -Infinity;
     this.#outbox.mustSpeak = true;
     this.#operations.restart();
@@ -163,14 +165,18 @@ export class ClientCore {
   nextDeadline(): number | null {
     if (this.#stopped !== null || !this.#connected) return null;
     const silentS = this.#aliveAtS + 2 * this.#config.keepalive_s;
-    if (!this.#handshake.token) return Math.min(silentS, Math.max(this.#handshake.dueS, this.#quietUntilS));
+    if (!this.#handshake.token) return Math.min(silentS, Math.max(this.#handshake.dueS, this.#silentUntilS));
     const deadlineS = Math.min(silentS, this.#outbox.heartbeatDueS);
-    if (this.#restatingUntilS !== null) return Math.min(deadlineS, Math.max(this.#restatingUntilS, this.#quietUntilS));
+    if (this.#restatingUntilS !== null) return Math.min(deadlineS, Math.max(this.#restatingUntilS, this.#silentUntilS));
     let waitingS = this.#operations.nextDue(this.#config);
     if (this.#operations.size === 0 && this.#differs()) waitingS = this.#syncing.notBeforeS;
     const forgetAtS = this.#forgetAtS();
     if (forgetAtS !== null) waitingS = Math.min(waitingS ?? Infinity, forgetAtS);
-    return waitingS === null ? deadlineS : Math.min(deadlineS, Math.max(waitingS, this.#quietUntilS));
+    return waitingS === null ? deadlineS : Math.min(deadlineS, Math.max(waitingS, this.#silentUntilS));
+  }
+
+  get #silentUntilS(): number {
+    return Math.max(this.#quietUntilS, this.#refusedUntilS);
   }
 
   /** The server has exactly what is wished for, owes nothing, and said so within two keepalives. */
@@ -289,11 +295,11 @@ export class ClientCore {
   #reported(nowS: number, error: ErrorReport): Action[] {
     if (this.#handshake.hopeless(error.code)) return this.#end(new RoskvaError(error.code, error.message));
     if (error.retry_after_s > 0) {
-      const patienceS = Math.min(error.retry_after_s, this.#config.retry_max_s) * (1 + this.#random());
-      this.#quietUntilS = Math.max(this.#quietUntilS, nowS + patienceS);
-      if (error.code === OVERLOADED) this.#againAt(this.#quietUntilS);
+      const leastS = Math.min(Math.max(error.retry_after_s, this.#config.retry_min_s), this.#config.retry_max_s);
+      this.#refusedUntilS = Math.max(this.#refusedUntilS, nowS + leastS * (1 + this.#random()));
+      if (error.code === OVERLOADED) this.#againAt(this.#refusedUntilS);
       if (this.#heardAtS === -Infinity || !this.#handshake.welcomed) {
-        this.#outbox.heartbeatDueS = Math.min(this.#outbox.heartbeatDueS, this.#quietUntilS);
+        this.#outbox.heartbeatDueS = Math.min(this.#outbox.heartbeatDueS, this.#refusedUntilS);
       }
     }
     return [{ kind: "reported", code: error.code, message: error.message, transient: error.transient }];
@@ -304,6 +310,7 @@ export class ClientCore {
     this.#operations.againAt(untilS);
     this.#syncing.againAt(untilS);
     this.#handshake.againAt(untilS);
+    if (this.#forgetDueS !== null) this.#forgetDueS = Math.min(this.#forgetDueS, untilS);
   }
 
   #granted(nowS: number, token: string, summary: Summary | null): Action[] {
@@ -411,7 +418,7 @@ export class ClientCore {
       this.#connected = false; // half open: the other side is gone and nobody told us
       return [{ kind: "closeChannel" }];
     }
-    const quiet = nowS < this.#quietUntilS;
+    const quiet = nowS < this.#silentUntilS;
     if (!this.#handshake.token) return quiet || nowS < this.#handshake.dueS ? [] : [this.#init(nowS)];
     if (this.#restatingUntilS !== null && (nowS >= this.#restatingUntilS || !this.#differs())) {
       this.#restatingUntilS = null;
