@@ -17,7 +17,10 @@ from bench.report import RESULTS, Result
 from bench.service import BenchFailed, say
 from bench.world import Options
 
-NAMES: Final = ("latency", "throughput", "publish", "missed", "idle", "failover", "sweeping", "figure11", "recovery")
+NAMES: Final = (
+    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts"),
+    *("sweeping", "figure11", "recovery"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")
-    parser.add_argument("--rate", type=float, metavar="N", help="latency: publishes/s; throughput: one step at so many notifications/s")
+    parser.add_argument("--rate", type=float, metavar="N", help="latency, channels: publishes/s; contacts: changes/s; throughput: one step")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the service; may be repeated")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where JSON and plots go (default: bench/results)")
     return parser

@@ -160,11 +160,19 @@ class LeanClient(WSListener):
 
     async def connect(self, url: str, prior: str | None = None) -> None:
         """Connect and handshake; with a prior token as the same client as before."""
-        await ws_connect(lambda: self, url, read_buffer_init_size=2048, websocket_handshake_timeout=30)
+        await self._open(url)
         init = Init(nonce=self.device, application=APPLICATION, device=self.device, prior=prior)
         await self._ask(encode(ClientMessage(init=init)))
         digest = SetDigest(name_from_text(name) for name in self.names)
         self._acks = encode(ClientMessage(token=self.token, summary=digest.summary()))[:-1] + b',"acks":'
+
+    async def _open(self, url: str) -> None:
+        await ws_connect(lambda: self, url, read_buffer_init_size=2048, websocket_handshake_timeout=30)
+
+    @staticmethod
+    def address(url: str) -> str:
+        """Where to connect, by the service's address."""
+        return url.replace("http", "ws", 1) + "/v1/channel"
 
     async def register(self) -> None:
         """Returns when every registration is confirmed: the Matcher has its copy."""
@@ -194,15 +202,16 @@ class LeanClient(WSListener):
 class Fleet:
     """Many lean clients on one event loop."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.replace("http", "ws", 1) + "/v1/channel"
+    def __init__(self, url: str, kind: type[LeanClient] = LeanClient) -> None:
+        self.url = kind.address(url)
+        self._kind = kind
         self.clients: list[LeanClient] = []
         self.heard = Heard()
 
     async def join(self, count: int, names_of: Callable[[int], Sequence[str]], prefix: str = "device") -> None:
         """Connect and register so many more clients; the n-th registers names_of(n)."""
         began_s = time.monotonic()
-        added = [LeanClient(f"{prefix}-{number}", names_of(number), self.heard) for number in range(count)]
+        added = [self._kind(f"{prefix}-{number}", names_of(number), self.heard) for number in range(count)]
         queue = iter(added)
         done = 0
         slowest_s = 0.0

@@ -135,6 +135,44 @@ def _recovery(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title("recovery: 1,000 unfinished operations among ever more clients", fontsize=10)
 
 
+def _reconnect(axes: Any, document: dict[str, Any]) -> None:
+    figures = document["figures"]
+    attempts = figures["attempts_per_second"]
+    axes.bar(range(len(attempts)), attempts, width=1.0, align="edge", color=_GREY, label="attempts to connect, per second")
+    axes.step(*_from_nothing(figures["connected_over_time"]), where="post", color=_BLUE, linestyle=":", label="clients connected")
+    axes.step(*_from_nothing(figures["in_sync_over_time"]), where="post", color=_RED, label="clients in sync")
+    axes.set(xlabel="s after the gateway was told to stop", ylabel="attempts per second, clients", xlim=(0, None), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("reconnect: a clean restart of the gateway, generator and service on the same cores", fontsize=10)
+
+
+def _channels(axes: Any, document: dict[str, Any]) -> None:
+    parts = ("p50_ms", "p95_ms", "p99_ms")
+    for number, (one, colour) in enumerate(zip(document["figures"]["channels"], (_BLUE, _RED), strict=True)):
+        label = f"{one['channel']}: {one['gateway_cpu_ms_per_1000']:,.0f} ms of the gateway's CPU per 1,000 notifications"
+        places = [place + 0.4 * number for place in range(len(parts))]
+        axes.bar_label(axes.bar(places, [one[part] for part in parts], width=0.4, color=colour, label=label), fmt="{:,.0f}", padding=2)
+    axes.set_xticks([place + 0.2 for place in range(len(parts))], [part.removesuffix("_ms") for part in parts])
+    most = max(one["p99_ms"] for one in document["figures"]["channels"])
+    axes.set(ylabel="publish to client, ms", ylim=(0, 1.35 * most + 1))  # room for the words
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.set_title("channels: the same load over both, in turns", fontsize=10)
+
+
+def _contacts(axes: Any, document: dict[str, Any]) -> None:
+    ways = document["figures"]["ways"]
+    for number, (part, colour) in enumerate((("p50", _BLUE), ("p95", _RED))):
+        places = [place + 0.4 * number for place in range(len(ways))]
+        bars = axes.bar(places, [one[f"stale_{part}_s"] for one in ways], width=0.4, color=colour, label=part)
+        axes.bar_label(bars, fmt="{:,.2f}", padding=2, fontsize=8)
+    names = [f"{one['way']}:\n{one['backend_reads_per_s']:g} reads/s" for one in ways]
+    axes.set_xticks([place + 0.2 for place in range(len(ways))], names)
+    most = max(one["stale_p95_s"] for one in ways)
+    axes.set(ylabel="s until a change is shown", yscale="log", ylim=(None, 3 * most + 1))  # room for the words
+    axes.legend(frameon=False)
+    axes.set_title(f"contacts: {document['settings']['load']}", fontsize=9)
+
+
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
@@ -142,6 +180,9 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "missed": _missed,
     "idle": _idle,
     "failover": _failover,
+    "reconnect": _reconnect,
+    "channels": _channels,
+    "contacts": _contacts,
     "sweeping": _sweeping,
     "figure11": _figure11,
     "recovery": _recovery,

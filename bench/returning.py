@@ -34,11 +34,13 @@ _STEP_S: Final = 0.05
 class Event:
     """One loss, from the moment at which it happened: what was seen of the way back. Times are of the event loop's clock."""
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self, began_s: float, disconnects: bool = False) -> None:
         self.began_s = began_s
+        self.disconnects = disconnects  # everybody must connect again: what was heard before that does not count
         self.informed_s: list[float] = []  # after it began, one per client
         self.connected_s: list[float] = []  # the first connection of each client since
         self.granted_s: list[float] = []  # the first new session of each client since
+        self.attempts_s: list[float] = []  # every attempt to connect, whatever came of it
         self.counts: Counter[str] = Counter()  # what else happened: connections that failed, errors by their code, and so on
 
 
@@ -87,6 +89,7 @@ class ReturningClient(WSListener):
     # The connection.
 
     async def connect(self) -> None:
+        self._fleet.noted_attempt()
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await ws_connect(lambda: self, self._fleet.url, read_buffer_init_size=2048, websocket_handshake_timeout=_CONNECT_S)
@@ -215,10 +218,10 @@ class ReturningFleet:
         self._connected: set[int] = set()
         self._granted: set[int] = set()
 
-    def begin_event(self) -> Event:
+    def begin_event(self, disconnects: bool = False) -> Event:
         """From now on it is noted when each client is connected, granted a session and informed."""
         self._informed, self._connected, self._granted = set(), set(), set()
-        self.event = Event(self.now())
+        self.event = Event(self.now(), disconnects)
         return self.event
 
     async def join(self, count: int, names_of: Callable[[int], Sequence[str]], timeout_s: float) -> None:
@@ -252,13 +255,16 @@ class ReturningFleet:
             self._connected.add(client.number)
             self.event.connected_s.append(self.now() - self.event.began_s)
 
+    def noted_attempt(self) -> None:
+        self.event.attempts_s.append(self.now() - self.event.began_s)
+
     def noted_granted(self, client: ReturningClient) -> None:
         if client.number not in self._granted:
             self._granted.add(client.number)
             self.event.granted_s.append(self.now() - self.event.began_s)
 
     def noted_informed(self, client: ReturningClient) -> None:
-        if client.number not in self._informed:
+        if client.number not in self._informed and (client.number in self._connected or not self.event.disconnects):
             self._informed.add(client.number)
             self.event.informed_s.append(self.now() - self.event.began_s)
 

@@ -108,7 +108,7 @@ def running(
     run = secrets.token_hex(8)
     folder = Path(tempfile.mkdtemp(prefix="roskva-bench-"))
     settings = {**BASE_SETTINGS, **(changed or {})}
-    listen = f"127.0.0.1:{_free_port()}"
+    listen = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "roskva", "up" if pipeline else "gateway", "--data", str(folder / "data"), "--listen", listen]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
@@ -179,7 +179,7 @@ def _end(service: Service) -> None:
     service.process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -51,6 +51,7 @@ missing_packages() {
     find_java || wanted+=(openjdk-17-jre-headless)
     if [ "$purpose" = test ] && ! find_chromium >/dev/null; then wanted+=(chromium); fi
     if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v nginx >/dev/null; then wanted+=(nginx-light); fi
+    if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v mosquitto >/dev/null; then wanted+=(mosquitto); fi
     # What Playwright's own node needs, to drive the browser.
     if [ "$purpose" = test ] && [ -z "$(find /usr/lib /lib -name 'libatomic.so.1' -print -quit 2>/dev/null)" ]; then wanted+=(libatomic1); fi
 }

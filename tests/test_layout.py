@@ -44,8 +44,24 @@ ALLOWED: dict[str, set[str]] = {
     | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
     | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
-    | {"address", "parent", "config", "client", "publisher", "gateway", "pipeline", "table", "feed", "simulation", "Client", "Publisher"},
+    | {
+        "address",
+        "parent",
+        "config",
+        "client",
+        "publisher",
+        "gateway",
+        "pipeline",
+        "table",
+        "feed",
+        "simulation",
+        "conformance",
+        "Client",
+        "Publisher",
+    },
     "simulation": BASE | {"config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
+    "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
+    "conformance": BASE | {"protocol", "client", "testing"},
     "__main__": {"cli"},
     "__init__": BASE | {"client", "publisher"},
 }

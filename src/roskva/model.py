@@ -76,6 +76,15 @@ def name_from_text(text: str) -> bytes:
     return name
 
 
+def name_given(name: object) -> bytes:
+    """As an application gives it: text, or bytes."""
+    if isinstance(name, bytes):
+        return name_from_text(name_to_text(name))
+    if not isinstance(name, str):
+        raise InvalidName(name, "it is neither text nor bytes")
+    return name_from_text(name)
+
+
 def version_from_text(text: str) -> int:
     """Decimal digits only: no sign, no blanks, no exponent, no fraction."""
     if not (text.isascii() and text.isdigit() and len(text) <= 19) or int(text) > VERSION_MAX:

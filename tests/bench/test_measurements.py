@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import accounting, idle, latency, missed, throughput
+from bench import accounting, channels, contacts, idle, latency, missed, throughput
 from bench.__main__ import main
 from bench.plots import draw
 from bench.report import Result
@@ -70,6 +70,25 @@ def test_idle_reads_memory_with_and_without_clients(service: Service, tmp_path: 
     assert [sample["clients"] for sample in figures["memory_samples"]] == [0, 50, 100, 150, 200, 200]
     assert figures["memory_samples"][0]["gateway_mib"] > 20
     assert set(figures["cpu_percent_of_a_core_with_clients"]) == {*accounting.SERVICE, "whole service"}
+
+
+@pytest.mark.spark
+def test_channels_brings_the_same_to_clients_of_both(service: Service, tmp_path: Path) -> None:
+    order = (channels.WEBSOCKET, channels.LONG_POLL)
+    figures = checked(channels.measure_on(service, Options(seconds=0.5, clients=20, rate=100.0), order), tmp_path)
+    for found in figures["channels"]:
+        assert found["delivered"] + found["collapsed"] == 50 * channels.FAN_OUT
+        assert found["delivered"] > 100
+    assert set(figures["long_poll_to_websocket"]) >= {"p50_ms", "gateway_cpu_ms_per_1000"}
+
+
+@pytest.mark.spark
+def test_contacts_are_shown_by_who_polls_and_by_who_is_told(service: Service, tmp_path: Path) -> None:
+    options = Options(seconds=1.0, clients=4, rate=10.0)
+    figures = checked(contacts.measure_on(service, options, polls_s=(0.2, 0.4)), tmp_path)
+    assert figures["changes"] == 10
+    assert [one["changes_shown"] for one in figures["ways"]] == [10 * contacts.CLIENTS_PER_LIST] * 3
+    assert all(one["backend_reads_per_s"] > 0 for one in figures["ways"])
 
 
 def test_publish_runs_from_the_command_line_on_a_gateway_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,20 @@ from roskva.errors import RoskvaError
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
-COMMANDS = ["up", "gateway", "pipeline", "doctor", "publish", "watch", "status", "dead-letters", "drop", "invalidate", "reset"]
+COMMANDS = [
+    "up",
+    "gateway",
+    "pipeline",
+    "doctor",
+    "publish",
+    "watch",
+    "status",
+    "dead-letters",
+    "drop",
+    "invalidate",
+    "reset",
+    "conformance",
+]
 
 STATUS = {
     "version": "0.1.0",

@@ -14,7 +14,8 @@ from roskva.client import actions
 from roskva.client.actions import Notification
 from roskva.client.core import ClientCore
 from roskva.client.following import Following
-from roskva.errors import ClientStopped
+from roskva.client.handlers import Handlers
+from roskva.errors import ClientStopped, InvalidSetting
 from roskva.model import name_from_text
 from roskva.protocol import messages
 from roskva.protocol.messages import ClientMessage, Config, Grant, Notify, ServerMessage, Status
@@ -147,7 +148,7 @@ class CoreClient:
         self.state = state
         self.spoke = False  # over this connection
         self.acknowledged: list[Notification] = []
-        self.handlers: dict[bytes, Callable[[Notification], None]] = {}
+        self.handlers = Handlers()
         nonces = itertools.count(1)
         self.core = ClientCore("demo", "phone", random=lambda: 0.5, nonce=lambda: f"n{next(nonces)}", state=state)
         self.following = Following()
@@ -186,17 +187,26 @@ class CoreClient:
         if self.core.stopped is not None:
             raise ClientStopped("The client was stopped.")
         assert isinstance(name, bytes)
-        assert handler is not None
-        self.handlers[name] = handler
+        if handler is not None and name in self.core.desired and not self.handlers.may_take(name, handler):
+            raise InvalidSetting("It is registered already, without this handler.")
+        left = self.handlers.take(name, handler)
         self._perform(self.core.register(self.now(), name, version, epoch))
+        for notification in left:
+            self.handlers.tell(notification)
 
     async def unregister(self, name: str | bytes, forget: bool = False) -> None:
         assert isinstance(name, bytes)
-        self.handlers.pop(name, None)
         self._perform(self.core.unregister(self.now(), name, forget))
+        for notification in self.handlers.drop(name):
+            self._perform(self.core.give_back(self.now(), notification))
+
+    async def release(self, name: str | bytes) -> None:
+        assert isinstance(name, bytes)
+        self.handlers.release(name)
 
     def acknowledge(self, notification: Notification) -> None:
         self.acknowledged.append(notification)
+        self.handlers.dealt_with(notification)
         asyncio.get_running_loop().call_soon(lambda: self._perform(self.core.acknowledge(self.now(), notification)))
 
     def told_until(self, name: str | bytes) -> float | None:
@@ -215,7 +225,7 @@ class CoreClient:
                 message = messages.decode_client(messages.encode(action.message), 1 << 20)
                 asyncio.get_running_loop().call_soon(self.service.hear, self, message)
             elif isinstance(action, actions.Notify):
-                self.handlers[action.notification.name](action.notification)
+                self.handlers.tell(action.notification)
             elif isinstance(action, actions.WriteState):
                 self.state = action.state
         if self._timer is not None:

@@ -79,6 +79,89 @@ class TestTheClientsPart:
             await until(lambda: len(told) == 2)
         assert "the handler of doc failed" in caplog.text
 
+    async def test_what_nobody_dealt_with_is_told_to_the_next_handler(self, gateway: FakeGateway) -> None:
+        gateway.versions["doc"] = 9
+        told: list[Notification] = []
+        async with roskva.Client(gateway.url, application="demo", config=CONFIG) as client:
+            for _ in range(2):  # the handler never acknowledges
+                await client.register("doc", handler=told.append)
+                await until(lambda: told)
+                await client.unregister("doc")
+                told.clear()
+            await client.register("doc")  # and nobody loops
+            await until(lambda: len(client._notifications))
+            await client.unregister("doc")
+            await client.register("doc", handler=told.append)
+            await until(lambda: told)
+            assert [one.version for one in told] == [9]
+            client.acknowledge(told[0])
+            await until(lambda: gateway.acks)
+            assert {ack.version for ack in gateway.acks} == {"9"}
+
+    async def test_what_a_callback_never_ends_with_is_told_to_the_next_handler(self, gateway: FakeGateway) -> None:
+        gateway.versions["doc"] = gateway.versions["late"] = 9
+        begun: list[Notification] = []
+        end = asyncio.Event()
+
+        async def on_notify(notification: Notification) -> None:
+            begun.append(notification)
+            await end.wait()
+
+        told: list[Notification] = []
+        async with roskva.Client(gateway.url, application="demo", config=CONFIG, on_notify=on_notify) as client:
+            await client.register("doc")
+            await until(lambda: begun)
+            await client.unregister("doc")
+            await client.register("doc", handler=told.append)
+            await until(lambda: told)
+            end.set()
+            await client.register("late")
+            await until(lambda: gateway.acks)
+            assert {ack.object for ack in gateway.acks} == {"late"}  # the first callback ended too late
+            assert [one.object for one in begun] == ["doc", "late"]
+
+    async def test_what_is_unregistered_while_it_waits_for_a_callback_is_told_again(self, gateway: FakeGateway) -> None:
+        gateway.versions.update(first=1, second=2)
+        told: list[str] = []
+        end = asyncio.Event()
+
+        async def on_notify(notification: Notification) -> None:
+            told.append(notification.object)
+            await end.wait()
+
+        async with roskva.Client(gateway.url, application="demo", config=CONFIG, on_notify=on_notify) as client:
+            await client.register("first")
+            await until(lambda: told)
+            await client.register("second")
+            await client.synced(10.0)
+            await gateway.redeliver()
+            await client.unregister("second")
+            end.set()
+            await until(lambda: {ack.object for ack in gateway.acks} == {"first"})
+            await asyncio.sleep(0)  # the callback's turn for what is not registered any more
+            await client.register("second")
+            await until(lambda: told == ["first", "second"])
+
+    async def test_a_registration_that_is_released_stays_and_what_comes_is_the_next_handlers_at_once(self, gateway: FakeGateway) -> None:
+        gateway.versions["doc"] = 1
+        first: list[int | None] = []
+        second: list[int | None] = []
+        async with roskva.Client(gateway.url, application="demo", config=CONFIG) as client:
+            await client.register("doc", handler=lambda told: first.append(told.version))
+            await until(lambda: first)
+            await client.release("doc")
+            assert client.registrations == ["doc"]
+            await client.register("doc", handler=lambda told: second.append(told.version))
+            assert second == [1]
+            await gateway.publish("doc", 2)
+            await until(lambda: second == [1, 2])
+            assert first == [1]
+            await client.release("doc")
+            await client.register("doc")  # for loops
+            async for notification in client:
+                assert notification.version == 2
+                break
+
     async def test_told_until_is_now_while_all_is_well_and_stands_still_otherwise(self, gateway: FakeGateway) -> None:
         loop = asyncio.get_running_loop()
         gateway.versions["doc"] = 1

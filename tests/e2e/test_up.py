@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import roskva
+from tests.clients.stdio import FROM_SOURCE
 
 from .service import Service
 
@@ -176,11 +177,17 @@ async def test_a_client_that_signs_out_is_gone_at_the_service_and_here(service: 
         assert (await asyncio.wait_for(anext(aiter(client)), 20)).unknown
 
 
-def test_instances_of_the_example_service_follow_each_other(service: Service, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples/documents/service.py"), "--database", str(tmp_path / "documents.db")]
-    instances = [
-        subprocess.Popen(command, env={**os.environ, "ROSKVA_URL": service.url}, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+EXAMPLES = {
+    "python": [sys.executable, str(ROOT / "examples/documents/service.py")],
+    "typescript": [*FROM_SOURCE, str(ROOT / "examples/documents-node/service.ts")],
+}
+
+
+@pytest.mark.parametrize("languages", [("python", "python"), ("typescript", "typescript")], ids="-".join)
+def test_instances_of_the_example_service_follow_each_other(languages: tuple[str, str], service: Service, tmp_path: Path) -> None:
+    commands = [[*EXAMPLES[language], "--database", str(tmp_path / "documents.db")] for language in languages]
+    environment = {**os.environ, "ROSKVA_URL": service.url}
+    instances = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
         urls = [instance.stdout.readline().strip() for instance in instances if instance.stdout is not None]
         name = f"plan-{uuid.uuid4().hex[:8]}"

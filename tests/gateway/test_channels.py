@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -184,8 +185,9 @@ async def proxy(gateway: Gateway) -> AsyncIterator[Proxy]:
 
 
 async def test_a_proxy_that_does_not_upgrade_gets_long_polls_and_later_a_websocket_again(
-    gateway: Gateway, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="roskva.client")
     monkeypatch.setattr(choice, "RETURN_REFUSED_S", 0.3)
     monkeypatch.setattr(choice, "RETURN_MAX_S", 0.3)
     async with SmallMatcher(gateway) as matcher:
@@ -201,6 +203,9 @@ async def test_a_proxy_that_does_not_upgrade_gets_long_polls_and_later_a_websock
             await asyncio.gather(*(matcher.publish(name, 2) for name in OBJECTS))
             await learner.learns(2)
     assert gateway.registrar.counters.handshakes == 1
+    said = [record for record in caplog.records if record.name.startswith("roskva.client")]
+    assert any("The client tries long polls." in record.getMessage() for record in said)
+    assert [record.getMessage() for record in said if record.levelno > logging.INFO] == [], "it works: nobody need be warned"
 
 
 async def test_a_proxy_that_swallows_websockets_is_found_out(gateway: Gateway, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from roskva.feed import REGISTRATIONS, UPDATES, Position, open_feed
 from roskva.gateway.service import Gateway
-from roskva.matcher.core import Batch, accept, collapse, match
-from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
-from roskva.model import ObjectKey, Registration, Update
-from roskva.protocol.summaries import SetDigest
-from roskva.registrar.events import decode_registration
-from roskva.table import open_table
+from tests.gateway.matching import run_matcher
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -43,40 +36,13 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome: `make test` installs one where it may"),
 ]
 
-
-def always(incarnation: int) -> Callable[[ObjectKey], int]:
-    return lambda key: incarnation
-
-
-async def run_matcher(gateway: Gateway) -> None:
-    """What the pipeline does, batch by batch, without Spark: read, write, read, match, propagate."""
-    settings = gateway.settings
-    feed, table = open_feed(settings), open_table(settings)
-    seen: dict[tuple[str, int], int] = {}
-    while True:
-        updates: list[Update] = []
-        registrations: list[Registration] = []
-        newest: dict[str, dict[int, Position]] = {topic: dict(feed.newest(topic)) for topic in (UPDATES, REGISTRATIONS)}
-        for topic, positions in newest.items():
-            for partition, end in positions.items():
-                for record in feed.read(topic, partition, seen.get((topic, partition), 0), end.offset):
-                    if topic == REGISTRATIONS:
-                        registrations.append(decode_registration(record.value))
-                        continue
-                    fields = extract(record.value, Form())
-                    update = fields if isinstance(fields, Malformed) else check(Stamp.decode(record.headers).application, 0, fields)
-                    if isinstance(update, Update):
-                        updates.append(update)
-                seen[topic, partition] = end.offset
-        batch: Batch = collapse(updates, registrations)
-        if not batch.empty:
-            incarnation = newest[UPDATES][0].incarnation
-            accepted = accept(batch, settings.partitions, always(incarnation))
-            table.write(accepted.writes)
-            rows = table.read([*accepted.read_whole, *accepted.read_version])
-            propagations = match(batch, rows, settings.partitions, always(incarnation))
-            await gateway.registrar.propagate(propagations)
-        await asyncio.sleep(0.05)
+# Version and acknowledged version of each row that is shown, however briefly.
+NOTE_ROWS = """() => {
+  window.rows = [];
+  const note = (row) => rows.push([...row.cells].slice(2, 4).map((cell) => cell.textContent).join(", "));
+  const noting = new MutationObserver((changes) => changes.forEach(({ addedNodes }) => addedNodes.forEach(note)));
+  for (const { element } of demo.panes) noting.observe(element.querySelector("tbody"), { childList: true });
+}"""
 
 
 @pytest.fixture
@@ -104,12 +70,17 @@ async def test_two_clients_learn_what_is_published(page: Page, tmp_path: Path) -
         await expect(pane.locator(".connected")).to_have_text("online")
         await pane.get_by_role("button", name="Register").click()
         await expect(pane.locator("tbody tr td").nth(1)).to_have_text("registered")
+        await expect(pane.locator("tbody tr td").nth(3)).to_have_text("unknown")
         await expect(pane.locator(".in-sync")).to_have_text("in sync")
+    await page.evaluate(NOTE_ROWS)
     await page.fill("#version", "1000")
     await page.get_by_role("button", name="Publish").click()
     for pane in (first, second):
         await expect(pane.locator("tbody tr td").nth(2)).to_have_text("1000")
         await expect(pane.locator("tbody tr td").nth(3)).to_have_text("1000")
+    rows = await page.evaluate("rows")
+    assert rows.count("1000, unknown") >= 2  # shown first, acknowledged afterwards
+    assert "unknown, 1000" not in rows
 
     await second.get_by_role("button", name="Go offline").click()
     await expect(second.locator(".connected")).to_have_text("offline")
@@ -124,6 +95,13 @@ async def test_two_clients_learn_what_is_published(page: Page, tmp_path: Path) -
     await expect(second.locator(".in-sync")).to_have_text("in sync")
     await page.screenshot(path=os.environ.get("DEMO_SCREENSHOT", str(tmp_path / "demo.png")), full_page=True)
 
+    devices = await page.evaluate("demo.panes.map(pane => pane.client.device)")
+    await page.reload()
+    for pane in (first, second):
+        await expect(pane.locator("tbody tr td")).to_have_text(["hello", "registered", "1002", "1002", "Unregister"])
+        await expect(pane.locator(".in-sync")).to_have_text("in sync")
+    assert await page.evaluate("demo.panes.map(pane => pane.client.device)") == devices
+
     await first.get_by_role("button", name="Unregister").click()
     await expect(first.locator("tbody tr")).to_have_count(0)
     await expect(first.locator(".in-sync")).to_have_text("in sync")
@@ -133,12 +111,3 @@ async def test_bad_publish_shows_the_error(page: Page) -> None:
     await page.fill("#object", "x" * 65 + "ü" * 40)
     await page.get_by_role("button", name="Publish").click()
     await playwright_api.expect(page.locator("#published.bad")).to_contain_text("cannot be used")
-
-
-async def test_the_pages_sha256_is_sha256(page: Page) -> None:
-    for text in ("", "hello", "grüße", "x" * 55, "x" * 56, "x" * 64, "y" * 119):
-        found = await page.evaluate("text => window.demo.sha256(new TextEncoder().encode(text))", text)
-        assert found == hashlib.sha256(text.encode()).hexdigest()
-    names = [f"object {number}" for number in range(50)]
-    summary = SetDigest(name.encode() for name in names).summary()
-    assert await page.evaluate("names => window.demo.summaryOf(names)", names) == {"count": 50, "digest": summary.digest}

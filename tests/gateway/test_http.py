@@ -226,7 +226,7 @@ async def test_broken_request_gets_no_stack_trace(gateway: Gateway) -> None:
 
 
 async def test_demo_page_is_served_from_the_package(gateway: Gateway, http: aiohttp.ClientSession) -> None:
-    for path, kind in [("/", "text/html"), ("/demo.css", "text/css"), ("/demo.js", "text/javascript")]:
+    for path, kind in [("/", "text/html"), ("/demo.css", "text/css"), ("/demo.js", "text/javascript"), ("/roskva.js", "text/javascript")]:
         async with http.get(gateway.url + path) as answer:
             assert answer.status == 200
             assert answer.headers["Content-Type"].startswith(kind)

@@ -22,7 +22,7 @@ from roskva.client import actions
 from roskva.client.core import ClientCore
 from roskva.model import ClientId, Update, name_from_text, object_key
 from roskva.protocol.messages import ClientMessage, Config, Init, ServerMessage, decode_client, decode_server, encode
-from tests.protocol.joined import Server
+from roskva.testing.joined import Server
 
 TRANSCRIPTS = Path(__file__).parents[2] / "docs" / "transcripts"
 SHOWN_MAX = 6
@@ -39,6 +39,7 @@ class Replay:
     state: bytes | None = None
     now_s: float = 0.0
     busy: bool = False
+    shown_max: int = SHOWN_MAX  # longer lists are shortened
     _connected: bool = False
     _to_server: deque[ClientMessage] = field(default_factory=deque)
     _channel: list[ServerMessage] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Replay:
                 before = len(self.said)
                 deed(self, **words.groupdict())
                 self._settle()
-                self.said[before:] = _shortened_lines(self.said[before:])
+                self.said[before:] = _shortened_lines(self.said[before:], self.shown_max)
                 return
         raise ValueError(f"a transcript cannot say: {directive}")
 
@@ -83,7 +84,7 @@ class Replay:
         for token, name in self._tokens.items():
             text = text.replace(token, name)
         self.messages.append((who, message))
-        self.said.append(f"{who}: {json.dumps(_shortened(json.loads(text)), ensure_ascii=False)}")
+        self.said.append(f"{who}: {json.dumps(_shortened(json.loads(text), self.shown_max), ensure_ascii=False)}")
 
     def _act(self, done: list[actions.Action]) -> None:
         assert self.client is not None
@@ -151,7 +152,7 @@ class Replay:
         self._act(self.client.unregister(self.now_s, name_from_text(name)))
 
     def publish(self, name: str, version: str, source: str | None = None) -> None:
-        key = object_key("demo", self.server.epoch, name_from_text(name))
+        key = object_key("demo", self.server.epoch("demo"), name_from_text(name))
         self.server.feed.append(Update(key, int(version), source or ""))
 
     def be_busy(self) -> None:
@@ -234,22 +235,22 @@ def _config(settings: dict[str, object]) -> Config:
     return config
 
 
-def _shortened(value: object) -> object:
+def _shortened(value: object, shown_max: int) -> object:
     if isinstance(value, dict):
-        return {name: _shortened(one) for name, one in value.items()}
+        return {name: _shortened(one, shown_max) for name, one in value.items()}
     if isinstance(value, list):
-        if len(value) > SHOWN_MAX:
+        if len(value) > shown_max:
             return [value[0], value[1], f"... {len(value) - 3} more ...", value[-1]]
-        return [_shortened(one) for one in value]
+        return [_shortened(one, shown_max) for one in value]
     return value
 
 
-def _shortened_lines(lines: list[str]) -> list[str]:
+def _shortened_lines(lines: list[str], shown_max: int) -> list[str]:
     """Long runs of callbacks of one kind are shortened too."""
     short: list[str] = []
     for _, run in groupby(lines, key=lambda line: line.split(":")[:2] if line.startswith("A: ") else [line]):
         same = list(run)
-        short += same if len(same) <= SHOWN_MAX else [same[0], same[1], f"A: ... {len(same) - 3} more ...", same[-1]]
+        short += same if len(same) <= shown_max else [same[0], same[1], f"A: ... {len(same) - 3} more ...", same[-1]]
     return short
 
 
@@ -290,9 +291,10 @@ def steps(text: str) -> Iterator[tuple[str, list[str]]]:
     yield directive, answer
 
 
-def rewrite(path: Path) -> None:
-    replay, kept = Replay(), []
-    for line in path.read_text(encoding="utf-8").splitlines():
+def replayed(text: str, shown_max: int = SHOWN_MAX) -> str:
+    """The same transcript, with what is said today."""
+    replay, kept = Replay(shown_max=shown_max), []
+    for line in text.splitlines():
         if line.startswith(("C: ", "S: ", "A: ")):
             continue
         kept.append(line)
@@ -300,7 +302,11 @@ def rewrite(path: Path) -> None:
             replay.said.clear()
             replay.obey(line[2:])
             kept += replay.said
-    path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return "\n".join(kept) + "\n"
+
+
+def rewrite(path: Path) -> None:
+    path.write_text(replayed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,3 +18,19 @@ for (const file of readdirSync(CORE)) {
     for (const [, from] of code.matchAll(/\bfrom "([^"]+)"/g)) assert.match(from ?? "", /^\.\/[a-z0-9]+\.ts$/);
   });
 }
+
+test("nothing that a page may load needs Node, or another package", () => {
+  const seen = new Set<string>();
+  const follow = (url: URL): void => {
+    if (seen.has(url.href)) return;
+    seen.add(url.href);
+    const imports = /^(?:import|export) (?!type )[^;]*?from "([^"]+)"|\bimport\("([^"]+)"\)/gm;
+    for (const [, always, later] of readFileSync(url, "utf8").matchAll(imports)) {
+      const from = always ?? later ?? "";
+      assert.match(from, /^\.\.?\//, `${url.pathname} imports ${from}`);
+      follow(new URL(from, url));
+    }
+  };
+  follow(new URL("../src/index.ts", import.meta.url));
+  for (const part of ["session.ts", "tabs/hub.ts"]) assert.ok(seen.has(new URL(`../src/${part}`, import.meta.url).href), part);
+});

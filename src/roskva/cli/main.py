@@ -77,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_service_commands(commands)
     _add_talking_commands(commands)
+    _add_conformance(commands)
     _add_simulate(commands)
     return parser
 
@@ -157,6 +158,19 @@ def _add_talking_commands(commands: Any) -> None:
             default=os.environ.get("ROSKVA_URL", DEFAULT_URL),
             help=f"the service (default: ROSKVA_URL, or {DEFAULT_URL})",
         )
+
+
+def _add_conformance(commands: Any) -> None:
+    check = _add(commands, "conformance", _conformance, "check a server or a client of somebody else by transcripts", _CONFORMANCE_MORE)
+    check.add_argument("url", metavar="URL", nargs="?", help="the server to check")
+    check.add_argument("--serve", metavar="PORT", type=int, help="play the server there, and check the client that comes (0 picks a port)")
+    check.add_argument("--list", action="store_true", help="print the transcripts, and end")
+    check.add_argument("--only", metavar="NAME", action="append", default=[], help="those whose name begins so; may be repeated")
+    check.add_argument("--channel", choices=("websocket", "longpoll"), default="websocket", help="to a server (default: websocket)")
+    check.add_argument("--application", metavar="NAME", default="demo", help="that the server knows (default: demo)")
+    check.add_argument("--patience", metavar="SECONDS", type=_positive(float), default=10.0, help="for each answer (default: 10)")
+    check.add_argument("--slow", action="store_true", help="also those in which minutes pass")
+    check.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
 def _add_simulate(commands: Any) -> None:
@@ -292,6 +306,12 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
     return dead_letters(arguments)
 
 
+def _conformance(arguments: argparse.Namespace) -> int:
+    from roskva.cli.conformance import conformance
+
+    return conformance(arguments)
+
+
 def _simulate(arguments: argparse.Namespace) -> int:
     from roskva.cli.simulate import simulate
 
@@ -307,6 +327,17 @@ examples:
   roskva simulate --seeds 100000-100000 --minutes 60
   roskva simulate --seed 24 --trace
   roskva simulate --seed 24 --minimize"""
+
+_CONFORMANCE_MORE: Final = """\
+Plays the client's side of the protocol's frozen transcripts against a server, with a client and objects of its own that it deletes
+again, and compares what the server says; or, with --serve, plays the server's side for a client and judges what that says. Prints
+what passed, failed or was skipped, with the first difference; exit status 1 if any failed. See docs/conformance.md.
+
+examples:
+  roskva conformance http://127.0.0.1:8470
+  roskva conformance http://127.0.0.1:8470 --channel longpoll --only 04 --only 07
+  roskva conformance --serve 9000
+  roskva conformance --list"""
 
 _UP_MORE: Final = """\
 Starts the gateway and the pipeline, shows each step with its time, and then the address of the demo page. What dies or stops

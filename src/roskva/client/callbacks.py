@@ -69,6 +69,10 @@ def key_of(notification: Notification) -> tuple[str, bytes]:
     return ("unknown" if notification.unknown else "version", notification.name)
 
 
+def keys_of(name: bytes) -> tuple[tuple[str, bytes], ...]:
+    return ("unknown", name), ("version", name)
+
+
 async def call(callback: Callback, *arguments: object) -> None:
     result = callback(*arguments)
     if inspect.isawaitable(result):

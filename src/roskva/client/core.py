@@ -343,6 +343,7 @@ class ClientCore:
         self._server_summary = None
         self._restating_until = None
         if outcome is Refusal.ANEW and self._forget_due is not None:
+            reached("client: forgotten")
             return [WriteState(self._state()), *self._end(ClientStopped("The client was forgotten."))]
         if outcome is Refusal.HANDSHAKE:
             reached("client: told to handshake again")

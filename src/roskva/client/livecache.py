@@ -20,8 +20,8 @@ from roskva.client.actions import Notification
 from roskva.client.freshness import Attempt, Choice, Entry, Pauses, Standing, State
 from roskva.client.livecache_stores import Codec, JsonCodec, Kept, Store
 from roskva.client.livecache_writer import Writer
-from roskva.errors import ClientStopped, FetchFailed, InvalidName, InvalidSetting, RoskvaError
-from roskva.model import name_from_text, name_to_text, version_from_number
+from roskva.errors import ClientStopped, FetchFailed, InvalidSetting, RoskvaError
+from roskva.model import name_given, name_to_text, version_from_number
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class Registrations(Protocol):
     ) -> None: ...
 
     async def unregister(self, name: str | bytes, forget: bool = False) -> None: ...
+
+    async def release(self, name: str | bytes) -> None: ...
 
     def acknowledge(self, notification: Notification) -> None: ...
 
@@ -55,7 +57,8 @@ class _Slot:
     name: bytes
     entry: Entry
     encoded: bytes = b""  # the entry's value, until the store has it
-    registered: bool = False
+    registered: bool = False  # by this cache
+    warned: bool = False  # that it is not
     flight: _Flight | None = None
     refresh: asyncio.Task[None] | None = None
     gone: bool = False  # evicted
@@ -160,9 +163,8 @@ class LiveCache:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._durable:
-            for slot in self._slots.values():
-                await self._unregister(slot)
+        for slot in self._slots.values():
+            await self._leave(slot, keep=self._durable)
         self._slots.clear()
         if self._writer is not None:
             await self._writer.close()
@@ -172,7 +174,7 @@ class LiveCache:
 
         Raises FetchFailed if the value is outdated, or not there, and the fetch fails (unless `serve_if_failed`).
         """
-        key = _key(name)
+        key = name_given(name)
         self._check_open()
         if not self._ready:
             await self.start()
@@ -181,7 +183,7 @@ class LiveCache:
             slot = await self._add(key)
         else:
             self._slots.move_to_end(key)
-        choice = slot.entry.choose(self._now(), self._client.told_until(key), self._out_of_sync_s)
+        choice = slot.entry.choose(self._now(), self._told_until(slot), self._out_of_sync_s)
         if choice is Choice.FETCH:
             return await self._fetched(slot)
         if choice is Choice.FAIL and not self._serve_if_failed:
@@ -190,25 +192,24 @@ class LiveCache:
 
     def peek(self, name: str | bytes) -> Any:
         """The value that is held, whatever its state. None: nothing is held."""
-        slot = self._slots.get(_key(name))
+        slot = self._slots.get(name_given(name))
         return None if slot is None else slot.entry.value
 
     def state(self, name: str | bytes) -> Standing:
         """`fresh`, `stale` or `unknown`, and for how long."""
-        key = _key(name)
-        slot = self._slots.get(key)
-        return Standing(State.UNKNOWN, 0.0) if slot is None else slot.entry.standing(self._now(), self._client.told_until(key))
+        slot = self._slots.get(name_given(name))
+        return Standing(State.UNKNOWN, 0.0) if slot is None else slot.entry.standing(self._now(), self._told_until(slot))
 
     def invalidate(self, name: str | bytes) -> None:
         """The application knows that the value is outdated, because it just wrote another: as after a notification."""
-        slot = self._slots.get(_key(name))
+        slot = self._slots.get(name_given(name))
         if slot is not None:
             slot.entry.outdated(self._now())
             self._refresh_soon(slot)
 
     async def discard(self, name: str | bytes) -> None:
         """Hold it no longer, and be told of it no longer."""
-        slot = self._slots.get(_key(name))
+        slot = self._slots.get(name_given(name))
         if slot is not None:
             await self._evict(slot)
 
@@ -216,7 +217,7 @@ class LiveCache:
         return len(self._slots)
 
     def __contains__(self, name: str | bytes) -> bool:
-        return _key(name) in self._slots
+        return name_given(name) in self._slots
 
     # Entries.
 
@@ -240,14 +241,18 @@ class LiveCache:
         for slot in list(self._slots.values()):
             await self._register(slot)
         for _ in range(int(self._start_wait_s / _LOOK_S)):
-            if all(self._current(name) for name in self._slots):
+            if all(self._current(slot) for slot in self._slots.values()):
                 break
             await asyncio.sleep(_LOOK_S)
         self._ready = True
 
-    def _current(self, name: bytes) -> bool:
+    def _current(self, slot: _Slot) -> bool:
         now = self._now()
-        return (self._client.told_until(name) or float("-inf")) >= now
+        return (self._told_until(slot) or float("-inf")) >= now
+
+    def _told_until(self, slot: _Slot) -> float | None:
+        """Of a registration of somebody else, whatever is told is told to somebody else."""
+        return self._client.told_until(slot.name) if slot.registered else None
 
     async def _add(self, key: bytes) -> _Slot:
         slot = self._slots[key] = _Slot(key, Entry(self._now(), self._pauses))
@@ -260,7 +265,7 @@ class LiveCache:
         del self._slots[slot.name]
         if slot.refresh is not None:
             slot.refresh.cancel()
-        await self._unregister(slot)
+        await self._leave(slot, keep=False)
         if self._writer is not None:
             self._writer.forget(slot.name)
 
@@ -268,19 +273,26 @@ class LiveCache:
         """State the registration, with the version held if that outlives a restart: to state one is to acknowledge it."""
         entry = slot.entry
         version = entry.version if self._durable and entry.kept else None
-        if version is None and self._client.told_until(slot.name) is not None:
+        if version is None and self._told_until(slot) is not None:
             return
-        slot.registered = True
         try:
             await self._client.register(slot.name, version, entry.epoch if version is not None else 0, handler=self._noticed)
-        except ClientStopped as error:
-            log.warning("%s is cached without being registered: %s", name_to_text(slot.name), error.what)
+            slot.registered = True
+        except RoskvaError as error:  # the client has ended, or it is registered for somebody else
+            slot.registered = False
+            if not slot.warned:
+                log.warning("%s is cached without being registered: %s", name_to_text(slot.name), error.what)
+            slot.warned = True
 
-    async def _unregister(self, slot: _Slot) -> None:
+    async def _leave(self, slot: _Slot, keep: bool) -> None:
+        """Be told of it no more. `keep`: the registration is for the next run, or for the next cache of this client."""
         if not slot.registered:
             return
         try:
-            await self._client.unregister(slot.name, forget=True)
+            if keep:
+                await self._client.release(slot.name)
+            else:
+                await self._client.unregister(slot.name, forget=True)
         except RoskvaError as error:  # the client ended before the cache: its registrations are its own business
             log.debug("%s is not unregistered: %s", name_to_text(slot.name), error.what)
 
@@ -406,11 +418,3 @@ def _seen(task: asyncio.Task[Any]) -> None:
     """A fetch for which nobody waits any more may fail: that was logged."""
     if not task.cancelled():
         task.exception()
-
-
-def _key(name: object) -> bytes:
-    if isinstance(name, bytes):
-        return name_from_text(name_to_text(name))
-    if not isinstance(name, str):
-        raise InvalidName(name, "it is neither text nor bytes")
-    return name_from_text(name)

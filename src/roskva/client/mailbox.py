@@ -7,7 +7,7 @@ taken yet, so a slow application holds as many entries as it has objects, howeve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,10 @@ class Mailbox(Generic[T]):
         if key not in self._entries:
             self._entries = {key: entry, **self._entries}
         self._wake()
+
+    def drop(self, keys: Iterable[Hashable]) -> list[T]:
+        """Takes out what waits under these keys."""
+        return [self._entries.pop(key) for key in keys if key in self._entries]
 
     def close(self) -> None:
         """Whoever waits, or comes, is told that there is nothing any more."""

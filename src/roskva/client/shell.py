@@ -7,6 +7,7 @@ core's next deadline, connects again when a connection ends, and brings notifica
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -16,19 +17,20 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from roskva.client import actions
+from roskva.client import actions, shell_waking, waking
 from roskva.client.actions import Action, Notification
-from roskva.client.callbacks import Callback, Callbacks, call, key_of
+from roskva.client.callbacks import Callback, Callbacks, call, key_of, keys_of
 from roskva.client.channels.connector import Connector
 from roskva.client.channels.link import Link, NotConnected
 from roskva.client.choice import AUTO
 from roskva.client.core import ClientCore
 from roskva.client.following import Following
+from roskva.client.handlers import Handler, Handlers
 from roskva.client.limits import connect_pause_s
 from roskva.client.mailbox import Mailbox
 from roskva.client.statefile import StateFile, new_device, open_identity
-from roskva.errors import ClientStopped, InvalidName, InvalidSetting, InvalidVersion, ServiceUnreachable
-from roskva.model import check_application, check_device, name_from_text, name_to_text, version_from_number
+from roskva.errors import ClientStopped, InvalidSetting, InvalidVersion, ServiceUnreachable
+from roskva.model import check_application, check_device, name_given, name_to_text, version_from_number
 from roskva.protocol.channel import Channel
 from roskva.protocol.messages import Config, ServerMessage, encode
 
@@ -91,6 +93,7 @@ class Client:
         self._state_file = None if state is None else StateFile(state)
         self._callbacks = Callbacks(on_notify, on_unknown, on_status, on_failure, on_reissue)
         self._config = config  # until the service sends its own
+        self._random: Callable[[], float] = random.random
         self._core: ClientCore | None = None
         self._channel: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -98,10 +101,11 @@ class Client:
         self._notifications: Mailbox[Notification] = Mailbox()  # for `async for`
         self._with_application: set[Notification] = set()  # taken by a loop, not acknowledged
         self._to_acknowledge: list[Notification] = []
-        self._handlers: dict[bytes, Callable[[Notification], None]] = {}  # of objects with a handler of their own
+        self._handlers = Handlers()  # of objects with a handler of their own
         self._following = Following()
         self._watchers: list[asyncio.Future[None]] = []
         self._unreachable = ""  # why the last connection failed
+        self._woken = asyncio.Event()  # who waits to connect again need not wait so long
         self._closed = False
         self._forgotten = False
 
@@ -123,13 +127,14 @@ class Client:
         self._core = ClientCore(
             self.application,
             self.device,
-            random=random.random,
+            random=self._random,
             nonce=lambda: secrets.token_urlsafe(12),
             state=kept,
             config=self._config,
             library=LIBRARY,
         )
         self._perform(self._core.start(self._now()))
+        self._look()
         self._tasks = [asyncio.create_task(self._stay_connected(), name="roskva-client")]
         if self._callbacks:
             self._tasks.append(asyncio.create_task(self._callbacks.run(), name="roskva-callbacks"))
@@ -148,6 +153,7 @@ class Client:
                 log.debug("closing with messages unsent")
         if self._core is not None:
             self._perform(self._core.stop())
+        shell_waking.leave(self)
         if self._timer is not None:
             self._timer.cancel()
         self._end_waiting()
@@ -175,9 +181,7 @@ class Client:
                 await asyncio.to_thread(self._state_file.delete)
             await self.close()
 
-    async def register(
-        self, name: str | bytes, version: int | None = None, epoch: int = 0, handler: Callable[[Notification], None] | None = None
-    ) -> None:
+    async def register(self, name: str | bytes, version: int | None = None, epoch: int = 0, handler: Handler | None = None) -> None:
         """Wish to be told of an object's versions. Returns when the wish is recorded here; `synced` waits for the service.
 
         `version` (and its `epoch`, as the notification told it) is the one that the application holds already, and keeps over a
@@ -187,22 +191,30 @@ class Client:
         held = None if version is None else version_from_number(version)
         if not 0 <= epoch < 2**32:
             raise InvalidVersion(epoch)
-        core, key = self._running(), _name(name)
-        if handler is not None:
-            if key in core.desired and self._handlers.get(key) != handler:
-                raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
-            self._handlers[key] = handler
+        core, key = self._running(), name_given(name)
+        if handler is not None and key in core.desired and not self._handlers.may_take(key, handler):
+            raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
+        left = self._handlers.take(key, handler)
         self._perform(core.register(self._now(), key, held, epoch))
+        for notification in left:
+            self._notify(notification)
 
     async def unregister(self, name: str | bytes, forget: bool = False) -> None:
         """Wish no more to be told of it. `forget`: should it be registered again in this run, everything is told anew."""
-        core, key = self._running(), _name(name)
-        self._handlers.pop(key, None)
+        core, key = self._running(), name_given(name)
         self._perform(core.unregister(self._now(), key, forget))
+        for notification in (*self._handlers.drop(key), *self._notifications.drop(keys_of(key))):
+            self._perform(core.give_back(self._now(), notification))  # nobody has dealt with it: the next is told
+
+    async def release(self, name: str | bytes) -> None:
+        """Its handler is called no more. The registration stays: what comes is kept for the handler with which it is registered next."""
+        self._running()
+        self._handlers.release(name_given(name))
 
     def acknowledge(self, notification: Notification) -> None:
         """The application has dealt with it. Loops and callbacks do this by themselves."""
         self._with_application.discard(notification)
+        self._handlers.dealt_with(notification)
         if not self._closed:
             if not self._to_acknowledge:  # those of one turn of the event loop travel together
                 asyncio.get_running_loop().call_soon(self._flush_acknowledgements)
@@ -219,7 +231,7 @@ class Client:
         For whoever shows or caches one object: `in_sync` speaks of all at once. None: the registration is not confirmed.
         """
         core = self._core
-        return None if core is None or self._closed else self._following.told_until(core, self._now(), _name(name))
+        return None if core is None or self._closed else self._following.told_until(core, self._now(), name_given(name))
 
     @property
     def connected(self) -> bool:
@@ -344,14 +356,14 @@ class Client:
             self._perform(self._core.tick(self._now()))
 
     def _notify(self, notification: Notification) -> None:
-        handler = self._handlers.get(notification.name)
-        if handler is not None:
-            try:
-                handler(notification)
-            except Exception:
-                log.exception("the handler of %s failed; the service delivers the notification again", notification.object)
-                if self._core is not None:
-                    self._perform(self._core.give_back(self._now(), notification))
+        try:
+            if self._handlers.tell(notification):
+                return
+        except Exception:
+            log.exception("the handler of %s failed; the service delivers the notification again", notification.object)
+            self._handlers.dealt_with(notification)
+            if self._core is not None:
+                self._perform(self._core.give_back(self._now(), notification))
             return
         callback = self._callbacks.of(notification)
         if callback is None:
@@ -360,14 +372,21 @@ class Client:
             self._callbacks.notify(notification, partial(self._hand_over, callback, notification))
 
     async def _hand_over(self, callback: Callback, notification: Notification) -> None:
-        if self._core is None or notification.name not in self._core.desired:
+        core = self._core
+        if core is None:
             return
+        if notification.name not in core.desired or notification.name in self._handlers:
+            self._perform(core.give_back(self._now(), notification))  # unregistered while it waited here
+            return
+        self._handlers.callback_begins(notification)
         try:
             await call(callback, notification)
         except BaseException:
-            self._perform(self._core.give_back(self._now(), notification))
+            if self._handlers.callback_ends(notification):
+                self._perform(core.give_back(self._now(), notification))
             raise
-        self.acknowledge(notification)
+        if self._handlers.callback_ends(notification) or notification.name not in core.desired:  # else it is another's by now
+            self.acknowledge(notification)
 
     def _end_waiting(self) -> None:
         self._notifications.close()
@@ -383,22 +402,29 @@ class Client:
         core = self._core
         assert core is not None
         async with self._connector as connector:
-            failures = 0
+            failures, warned = 0, False
             while core.stopped is None:
                 try:
                     heard = await self._connection(core, await connector.connect())
-                    failures = 0 if heard else failures + 1
+                    failures, warned = 0 if heard else failures + 1, warned and not heard
                 except NotConnected as error:
-                    if not failures:
+                    if connector.falls_back:
+                        log.info("%s The client tries long polls.", error.what)
+                    elif not warned:
                         log.warning("%s The client keeps trying.", error.what)
+                        warned = True
                     self._unreachable = error.what
                     failures += 1
                 except Exception:
                     log.exception("a connection ended by a defect of this library; the client keeps trying")
                     failures += 1
-                pause_s = 0.0 if connector.has_next else connect_pause_s(core.config, failures, random.random())
+                pause_s = 0.0 if connector.has_next else connect_pause_s(core.config, failures, self._random())
                 if core.stopped is None:
-                    await asyncio.sleep(pause_s)
+                    self._woken.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), pause_s)
+                    if self._woken.is_set():  # everybody here woke at this moment, whether the pause was over or not
+                        await asyncio.sleep(waking.smear_s(self._random()))
 
     async def _connection(self, core: ClientCore, channel: Link) -> bool:
         """One connection, from its first word to its end; answers whether the service said anything over it."""
@@ -419,6 +445,24 @@ class Client:
             self._channel = None
             self._perform(core.disconnected(self._now()))
         return channel.heard
+
+    def _look(self) -> None:
+        shell_waking.watch(self, Client._woke)
+
+    def _woke(self) -> None:
+        """This program or its machine slept (waking.py): whatever was known of the connection is asked again."""
+        self._woken.set()
+        core, channel = self._core, self._channel
+        if core is None or channel is None:
+            return
+
+        def hang_up_unless_answered() -> None:
+            if channel is self._channel and not core.alive(self._now()):
+                channel.hang_up("not answered after a sleep")
+
+        self._following.connected()
+        self._perform(core.connected(self._now()))  # as if it were new: the client speaks, and trusts nothing that it heard before
+        asyncio.get_running_loop().call_later(waking.ANSWER_S, hang_up_unless_answered)
 
     def _write_state(self, data: bytes) -> None:
         file = self._state_file
@@ -454,11 +498,3 @@ class Notifications:
     def __del__(self) -> None:
         if self._current is not None:  # the loop was left without coming back
             self._client._left(self._current)
-
-
-def _name(name: object) -> bytes:
-    if isinstance(name, bytes):
-        return name_from_text(name_to_text(name))
-    if not isinstance(name, str):
-        raise InvalidName(name, "it is neither text nor bytes")
-    return name_from_text(name)

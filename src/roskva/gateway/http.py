@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 BODY_S: Final = 30.0  # for the body of a request to arrive
 STATIC: Final = Path(__file__).with_name("static")
-_PAGE_FILES: Final = {"demo.html": "text/html", "demo.css": "text/css", "demo.js": "text/javascript"}
+_PAGE_FILES: Final = {"demo.html": "text/html", "demo.css": "text/css", "demo.js": "text/javascript", "roskva.js": "text/javascript"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -124,6 +124,7 @@ class Routes:
                 web.get("/", self.page),
                 web.get("/demo.css", self.page),
                 web.get("/demo.js", self.page),
+                web.get("/roskva.js", self.page),
             ]
         )
         return application

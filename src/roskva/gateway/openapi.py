@@ -354,6 +354,7 @@ def document(release: str) -> dict[str, Any]:
         "/": _get("The demo page.", {"200": _text("A page that is two clients.", "text/html")}),
         "/demo.css": _get("The demo page's style.", {"200": _text("CSS.", "text/css")}),
         "/demo.js": _get("The demo page's program.", {"200": _text("JavaScript.", "text/javascript")}),
+        "/roskva.js": _get("The client for pages, as one module.", {"200": _text("JavaScript.", "text/javascript")}),
     }
     return {
         "openapi": "3.1.0",

@@ -45,6 +45,13 @@ _CHANNEL_STARTS: Final = (b"GET /v1/channel ", b"GET /v1/channel?")
 _DEAD_PEER_S: Final = 120
 
 AnyConnection = WebSocketConnection | HttpConnection | PolledConnection | AttachedConnection
+# By what carries them; attached are those of trusted lines, and of an application's own channels.
+_CHANNELS: Final[dict[type[AnyConnection], str]] = {
+    WebSocketConnection: "websocket",
+    HttpConnection: "websocket",
+    PolledConnection: "polled",
+    AttachedConnection: "attached",
+}
 
 
 class _PicowsLog(logging.LoggerAdapter[logging.Logger]):
@@ -78,6 +85,7 @@ class Port:
         self._connections_max = settings.connections_max
         self._stopping = False
         self._websockets = 0  # on picows
+        self.by_channel = dict.fromkeys(_CHANNELS.values(), 0)  # connections now
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
         self._router = router
         self._listener_socket: socket.socket | None = None
@@ -157,6 +165,7 @@ class Port:
     def opened(self, connection: AnyConnection) -> None:
         self._silent[connection] = time.monotonic()
         self._websockets += type(connection) is WebSocketConnection
+        self.by_channel[_CHANNELS[type(connection)]] += 1
         self._router.opened(connection)
 
     def received(self, connection: AnyConnection, data: bytes) -> None:
@@ -167,6 +176,7 @@ class Port:
         self._silent.pop(connection, None)
         self.paused.pop(connection, None)
         self._websockets -= type(connection) is WebSocketConnection
+        self.by_channel[_CHANNELS[type(connection)]] -= 1
         self._router.closed(connection)
 
     async def _sweep(self) -> None:

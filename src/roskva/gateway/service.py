@@ -183,6 +183,7 @@ class Gateway:
         registrar = self.registrar
         return [
             ("sessions", self._sessions()),
+            *((f"connections_{channel}", count) for channel, count in self.port.by_channel.items()),
             ("outstanding", self._outstanding()),
             ("operations_waiting", registrar.room.waiting),
             ("registrations_on_their_way", registrar.recovery.on_their_way),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from roskva.errors import Unavailable
 from roskva.model import UNAVAILABLE, ClientId, Propagation
+from roskva.probes import reached
 from roskva.registrar.core_collection import COLLECTED, answer
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
@@ -43,6 +44,7 @@ class Collection:
             if row.created is not None:
                 if await self.write({asking.client: [[COLLECTED]]}):
                     raise Unavailable("The client's row cannot be written now.")
+                reached("registrar: a client is forgotten at its wish")
                 self.counters.collected += 1
                 row = await self.rows.get(asking.client)
             self.take_in(session, row)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from roskva.client.actions import Notification
 from roskva.matcher.cells import object_row, read_copies
 from roskva.matcher.scratch import SCRATCH
-from roskva.model import name_of, object_key
+from roskva.model import ClientId, name_of, object_key
 from roskva.registrar.cells import client_row
 from roskva.registrar.row import ClientRow, Waiting
 
@@ -196,6 +196,28 @@ class NothingUnfinished(Checker):
             left = sorted(registrar.recovery.unfinished) or sorted(registrar.rounds.marked)
             if left:
                 return f"{gateway.member_id} has unfinished work for {len(left)} clients, such as {left[0]}"
+        return None
+
+
+class Departed(Checker):
+    """Whoever was told that it is forgotten is: its id is nobody's, whatever came late."""
+
+    def __init__(self) -> None:
+        self.asked_to: set[ClientId] = set()
+        self._gone: set[ClientId] = set()
+
+    def asked(self, client: ClientId) -> None:
+        self.asked_to.add(client)
+
+    def told(self, client: ClientId) -> None:
+        """The service said so."""
+        self._gone.add(client)
+
+    def reason(self, world: World) -> str | None:
+        for client in sorted(self._gone):
+            row = ClientRow(client, world.stores.rows.get(client_row(client, world.settings.partitions), {}).values(), world.epoch)
+            if row.created is not None:
+                raise self.broken(f"{client} signed out and was told that it is forgotten, but is still there")
         return None
 
 

@@ -114,6 +114,8 @@ class SweptRightly(Checker):
             self._world.fail(self.broken(f"{cell.name!r} of {row.key!r} @{cell.timestamp} is open again; it was forgotten @{forgotten}"))
 
     def _collected(self, row: RowKey) -> None:
+        if ClientId(row.key.decode()) in self._world.departures.asked_to:
+            return  # at its own wish
         self._count("clients collected")
         ago_days = self._world.calendar.now_s() / DAY_S - self._seen.pop(row, 0)
         if ago_days < self._kept_days:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from roskva.client.actions import (
@@ -25,6 +26,7 @@ from roskva.client.actions import (
 from roskva.client.core import ClientCore
 from roskva.client.limits import connect_pause_s
 from roskva.model import name_from_text
+from roskva.probes import reached
 from roskva.protocol.messages import decode_server, encode
 from roskva.simulation.processes import Process
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from roskva.simulation.world import World
 
 _CONNECT_S = 3.0
+_FORGET_S = 10.0  # as long as the shell waits for the service's word that it forgot the client
 
 
 class ClientEnd:
@@ -96,6 +99,8 @@ class Application:
         self.cloned = False  # whether another process ever ran with its state
         self.prompt = True  # whether it deals with notifications at once
         self.states_versions = False  # whether it says what it holds when it registers
+        self.leaving = False  # whether it signs out, or has, and is not back yet
+        self._when_gone: Callable[[], object] = lambda: None
         self.wishes: dict[bytes, None] = {}
         self.install()
 
@@ -113,6 +118,7 @@ class Application:
     def start(self) -> None:
         self.process = Process(self.device, self.world.loop, host=f"client-{self.number}")
         self.running = True
+        self.leaving = False
         self.runs_s = self.world.loop.time()
         self.queue: dict[tuple[bytes, bool], Notification] = {}
         self.shown: dict[bytes, tuple[int, int]] = {}  # the highest epoch and version that this run was shown
@@ -142,6 +148,33 @@ class Application:
         if self.connection is not None:
             self.connection.close()
         self.process.kill()
+
+    def sign_out(self, wishes: Iterable[bytes], back_after_s: float) -> None:
+        """Be forgotten, or give up waiting for that; what was kept is gone either way. Later it is there again, as a new client."""
+        world, installation = self.world, self.installations
+        self.leaving = True
+        world.tell(self.device, "signs out")
+        for name in list(self.wishes):
+            world.invalidations.unregistered(self, name)
+        self.wishes.clear()
+        self.confirmed.clear()
+        comes_back_with = dict.fromkeys(wishes)
+
+        def gone() -> None:
+            if self.leaving and self.installations == installation and self.running:
+                self.kill()
+                self.install()
+                self.wishes = comes_back_with
+                world.loop.call_later(back_after_s, self._come_back, self.installations)
+
+        outside = copy_context()  # not of this process, which ends
+        self._when_gone = lambda: world.loop.call_soon(gone, context=outside)
+        world.loop.call_later(_FORGET_S, gone)
+        self.carry_out(self.core.forget(self.now_s()))
+
+    def _come_back(self, installation: int) -> None:
+        if self.installations == installation and not self.running:
+            self.start()
 
     def now_s(self) -> float:
         return self.process.clock()
@@ -196,6 +229,14 @@ class Application:
             message = decode_server(data)
             for told in message.notify:
                 self.world.silence.told(self, name_from_text(told.object))
+            if (
+                self.leaving
+                and message.start_anew is not None
+                and not message.start_anew.keep
+                and message.token == self.core._handshake.token
+            ):
+                reached("application: told that it is forgotten")
+                self.world.departures.told(self.world.keyring.verify(message.token).client)
             self.carry_out(self.core.received(self.now_s(), message))
 
     # What the application does.
@@ -281,6 +322,8 @@ class Application:
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Send):
+            if action.message.forget:
+                self.world.departures.asked(self.world.client_of(self))
             if self.connection is not None:
                 self.connection.send(encode(action.message))
         elif isinstance(action, Notify):
@@ -301,6 +344,8 @@ class Application:
         elif isinstance(action, Stopped):
             self.stopped = True
             self.world.tell(self.device, f"stops: {action.error}")
+            if self.leaving:
+                self._when_gone()
 
     def _schedule(self) -> None:
         if self._timer is not None:

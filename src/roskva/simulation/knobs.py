@@ -45,6 +45,8 @@ LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose matc
 _SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.3}
 _DAY_S: Final = 86_400.0
 _SWEPT: Final = 0.24  # the part of worlds with odd seeds that are swept
+_SIGNED_OUT: Final = 0.04  # the part of worlds in which clients sign out
+_SIGN_OUTS: Final = "departures"  # what their dice are called
 _CROWD: Final = 12  # registrations that small limits let through while a world heals
 _CLOCKS_WRONG_DAYS: Final = 5  # a clock that is set, and another one
 
@@ -93,6 +95,7 @@ class Knobs:
     operations_waiting_max: int = 20_000
     unfinished_max: int = 100_000
     publish_waiting_bytes_max: int = 1 << 26
+    sign_out_pause_s: float = 0.0  # between two clients that sign out, on average; 0: nobody does
 
     @property
     def loses_state(self) -> bool:
@@ -161,7 +164,7 @@ def draw(seed: int) -> Knobs:
         skew_s=chance.choice((0.0, 1.0, 50.0)),
         heartbeat_s=chance.choice((30.0, 600.0, 600.0)),
     )
-    return _with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}"))
+    return _with_sign_outs(_with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}")), Random(f"{_SIGN_OUTS} {seed}"))
 
 
 def _with_more(knobs: Knobs, calm: bool, large: bool, vast: bool, chance: Random) -> Knobs:
@@ -180,6 +183,13 @@ def _with_more(knobs: Knobs, calm: bool, large: bool, vast: bool, chance: Random
     if knobs.away_s:
         return replace(knobs, sweep_pause_s=knobs.away_s / 60, began_s=knobs.began_s + chance.uniform(0.0, _DAY_S), client_retention_days=1)
     return knobs if large or chance.random() > _SWEPT else _with_sweeps(knobs, chance)
+
+
+def _with_sign_outs(knobs: Knobs, chance: Random) -> Knobs:
+    """Drawn after all others and from dice of its own: the worlds in which nobody signs out are what they were before."""
+    if chance.random() > _SIGNED_OUT:
+        return knobs
+    return replace(knobs, sign_out_pause_s=max(chance.choice((1.0, 4.0)), knobs.away_s / 20))
 
 
 def _with_sweeps(knobs: Knobs, chance: Random) -> Knobs:

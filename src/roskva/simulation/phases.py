@@ -32,9 +32,12 @@ async def live(world: World) -> None:
     workload = Workload(world)
     workload.begin()
     nemesis = asyncio.ensure_future(world.nemesis.run())
+    departures = asyncio.ensure_future(workload.sign_outs()) if world.knobs.sign_out_pause_s else None
     await workload.run()
     world.faulty = False
     nemesis.cancel()
+    if departures is not None:
+        departures.cancel()
     world.tell("world", "faults stop")
     _heal(world)
     await _end_twins(world)

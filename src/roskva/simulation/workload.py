@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from roskva.simulation.world import World
 
 _UPDATES_AT_REST: Final = 3
+_BACK_AFTER_S: Final = 8.0  # at most, somebody who signed out is there again
 
 
 class Workload:
@@ -60,7 +61,7 @@ class Workload:
     def _registrations(self, name: bytes) -> None:
         chance, knobs = self._chance, self.knobs
         application = chance.choice(self.world.applications)
-        if not application.running or application.stopped:
+        if not application.running or application.stopped or application.leaving:
             return
         if name in application.wishes:
             application.unregister(name)
@@ -70,6 +71,17 @@ class Workload:
         application.register(name, fetch=chance.random() < knobs.fetch)
         if chance.random() < knobs.flapping:
             application.unregister(name)
+
+    async def sign_outs(self) -> None:
+        """Now and then somebody signs out, and comes back as a new client with other wishes."""
+        chance, knobs, world = self.world.chance_for("sign-outs"), self.knobs, self.world
+        while knobs.sign_out_pause_s:  # until this is cancelled
+            await asyncio.sleep(chance.expovariate(1 / knobs.sign_out_pause_s))
+            application = chance.choice(world.applications)
+            wishes = chance.sample(world.names, min(knobs.registrations, len(world.names)))
+            back_after_s = chance.uniform(0.0, _BACK_AFTER_S)
+            if application.running and not application.stopped and not application.leaving:
+                application.sign_out(wishes, back_after_s)
 
     def one_more_update(self) -> int:
         """Of a few objects. Answers how many clients are to hear of one, each counted for each."""

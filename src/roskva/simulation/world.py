@@ -24,6 +24,7 @@ from roskva.simulation.backends import Backend, Truth
 from roskva.simulation.checkers import (
     Broken,
     Checker,
+    Departed,
     LatestLearned,
     NoRegress,
     NoStorm,
@@ -113,6 +114,7 @@ class World:
         self.invalidations = EveryoneInvalidated()
         self.kept = SweptRightly(self)
         self.views = ViewsAgree()
+        self.departures = Departed()
         if knobs.sweep_pause_s:
             self.stores.observers.append(self.kept)
         self.checkers: list[Checker] = [
@@ -131,6 +133,7 @@ class World:
             self.views,
             self.newcomers,
             self.storm,
+            self.departures,
         ]
         self.watch = Watch(self.checkers)
         self.gateways: dict[int, SimulatedGateway] = {}

@@ -34,8 +34,8 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "what a row shows as pending is not repeated",
-        "registrar.service",
-        "        events = self.recovery.due(row.client, events)\n",
+        "registrar.telling",
+        "        events = self._recovery.due(row.client, events)\n",
         "        events = []\n",
     ),
     mutant(
@@ -132,7 +132,7 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "what is pending in a row that is gone is repeated",
-        "registrar.service",
+        "registrar.telling",
         "        if row.created is None:  # collected or lost: whatever came of it would be void\n",
         "        if False:\n",
     ),
@@ -141,5 +141,17 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "registrar.cells",
         "    return cell.value is not None and cell.value[:1] == WAITING\n",
         "    return cell.value == WAITING\n",
+    ),
+    Mutant(
+        "a client that signs out is told that it is forgotten, and is not",
+        (
+            Edit("registrar.collection", "if await self.write({asking.client: [[COLLECTED]]}):", "if not asking.client:"),
+            Edit(
+                "registrar.collection",
+                "                row = await self.rows.get(asking.client)\n            self.take_in",
+                "                row = ClientRow(asking.client)\n            self.take_in",
+            ),
+        ),
+        breaks="Departed",
     ),
 )

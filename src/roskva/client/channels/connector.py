@@ -52,6 +52,11 @@ class Connector:
         """The next connection is made already."""
         return self._returned is not None
 
+    @property
+    def falls_back(self) -> bool:
+        """A WebSocket did not come about, and long polls are next."""
+        return self._attempt.kind == WEBSOCKET and self._choice.attempt(_now()).kind == LONG_POLL
+
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         return self

@@ -1,13 +1,17 @@
-"""Registrar and Matcher joined in memory: the pure cores with the caller's duties, and nothing else, for replaying transcripts.
+"""Registrar and Matcher joined in memory: the pure cores with the caller's duties, and nothing else, for tests and transcripts.
 
 What a gateway and the pipeline do with threads, files and Spark is done here at once and in order. Whatever is decided is decided by
-`registrar.core` and `matcher.core`; this file only carries rows, events and messages between them, as the shells must.
+`registrar.core` and `matcher.core`; this file only carries rows, events and messages between them, as the shells must. Knows no clock
+but the one that it is given.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from roskva.errors import TokenInvalid
 from roskva.matcher.core import accept, collapse, match
@@ -40,7 +44,7 @@ from roskva.protocol.messages import (
 )
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
-from roskva.registrar.cells import Created, client_row
+from roskva.registrar.cells import CREATED, Created, client_row, read_created
 from roskva.registrar.row import ClientRow
 from roskva.table.interface import Cell, Mutation, Row, RowKey, check_mutation, wins
 
@@ -57,6 +61,8 @@ class Outstanding:
     seqno: int
     version: int | None
     stored: bool = False
+    again_s: float = 0.0  # when it is sent again
+    tries: int = 0
 
 
 @dataclass
@@ -72,11 +78,27 @@ class Session:
 
 
 @dataclass
+class Owed:
+    """A propagation that waits for its acknowledgement: what is to be told, and the session to which it was sent, if any."""
+
+    told: Propagation
+    tell: bool
+    version: int | None
+    sent_to: Session | None = None
+
+    def waits(self) -> bool:
+        if not self.tell or self.sent_to is None:
+            return self.tell
+        entry = self.sent_to.outstanding.get((self.told.object, self.version is None))
+        return entry is not None and (entry.seqno, entry.version) == (self.told.seqno, self.version)
+
+
+@dataclass
 class Server:
     """One gateway and one pipeline. Call `work` until it answers False: then nothing more happens without time or input."""
 
     now_s: float = 0.0
-    epoch: int = 0
+    epochs: dict[str, int] = field(default_factory=dict)  # of applications that were reset
     config: Config = field(default_factory=Config)
     table: dict[RowKey, dict[bytes, Cell]] = field(default_factory=dict)
     feed: list[Update | Registration] = field(default_factory=list)
@@ -84,7 +106,7 @@ class Server:
     keyring: Keyring = field(default_factory=lambda: Keyring({1: b"transcripts have a fixed key...."}))
     registrations_max: int = 100_000
     _minted: int = 0
-    _owed: list[tuple[Propagation, bool, int | None]] = field(default_factory=list)
+    _owed: list[Owed] = field(default_factory=list)
 
     def write(self, mutations: Iterable[Mutation]) -> None:
         for mutation in mutations:
@@ -98,7 +120,15 @@ class Server:
         return {name: cell for name, cell in self.table.get(key, {}).items() if cell.value is not None}
 
     def row(self, client: ClientId) -> ClientRow:
-        return ClientRow(client, self.read(client_row(client, PARTITIONS)).values(), self.epoch)
+        cells = self.read(client_row(client, PARTITIONS))
+        created = read_created(cells.get(CREATED))
+        return ClientRow(client, cells.values(), 0 if created is None else self.epoch(created.application))
+
+    def epoch(self, application: str) -> int:
+        return self.epochs.get(application, 0)
+
+    def clients(self) -> list[ClientRow]:
+        return [self.row(ClientId(key.key.decode())) for key in list(self.table) if key.table == "registrar"]
 
     def _commit(self, client: ClientId, cells: list[Cell]) -> None:
         if cells:
@@ -123,7 +153,7 @@ class Server:
         row = self._row_to_keep(init, created)
         if row is None:
             self._minted += 1
-            row = ClientRow(ClientId(f"client-{self._minted}"), epoch=self.epoch)
+            row = ClientRow(ClientId(f"client-{self._minted}"), epoch=self.epoch(init.application))
         granted = core.grant(row, created, day=int(self.now_s // 86_400))
         self._commit(row.client, granted.cells)
         claims = Claims(row.client, created.application, created.device, granted.session, DATA_CENTER, INCARNATION)
@@ -131,7 +161,8 @@ class Server:
         unsettled = row.pending_count + sum(1 for _ in row.waiting())
         summary = row.digest.summary()
         grant = Grant(nonce=init.nonce, token=token)
-        channel.append(ServerMessage(1, token, summary, unsettled, self.time_ms, grant, config=self.config))
+        config = msgspec.structs.replace(self.config, epoch=row.epoch)
+        channel.append(ServerMessage(1, token, summary, unsettled, self.time_ms, grant, config=config))
 
     def _row_to_keep(self, init: Init, created: Created) -> ClientRow | None:
         if init.prior is None:
@@ -162,6 +193,7 @@ class Server:
         notifications = []
         for waiting in row.waiting():
             entry = Outstanding(waiting.seqno, waiting.version, stored=True)
+            self._sent(entry)
             session.outstanding[waiting.object, waiting.version is None] = entry
             notifications.append(notify_of(waiting.object, entry))
         if notifications:
@@ -271,39 +303,77 @@ class Server:
         assert not judgement.reissue, "nothing is ever lost in a transcript"
         tell, version = core.notification_of(row, told)
         session = self.sessions.get(told.client)
-        self._owed.append((told, tell, version))
-        if session is None or not tell:
-            return
-        entry = session.outstanding.get((told.object, version is None))
-        if entry is not None and (entry.seqno, entry.version) == (told.seqno, version):
-            return  # sent a moment ago
+        owed = Owed(told, tell, version, session)
+        self._owed.append(owed)
+        if session is not None and tell and not owed.waits():  # if it waits, it was sent a moment ago
+            outbox.setdefault(told.client, []).append(self._tell(session, told, version))
+
+    def _tell(self, session: Session, told: Propagation, version: int | None) -> Notify:
         entry = session.outstanding[told.object, version is None] = Outstanding(told.seqno, version)
-        outbox.setdefault(told.client, []).append(notify_of(told.object, entry))
+        self._sent(entry)
+        return notify_of(told.object, entry)
 
     def _settle(self) -> None:
-        owed, self._owed = self._owed, []
+        everything, self._owed = self._owed, []
         confirmed: dict[ClientId, list[Status]] = {}
-        for told, tell, version in owed:
+        late: dict[ClientId, list[Notify]] = {}
+        for owed in everything:
+            told, waits = owed.told, owed.waits()
+            self._commit(told.client, core.settle(self.row(told.client), told, waits, owed.version))
             session = self.sessions.get(told.client)
-            entry = None if session is None else session.outstanding.get((told.object, version is None))
-            waits = tell and (session is None or entry is not None)
-            self._commit(told.client, core.settle(self.row(told.client), told, waits, version))
-            if entry is not None and waits:
-                entry.stored = True
+            if session is None:
+                continue
+            if waits:
+                if session is not owed.sent_to:  # it came meanwhile, and read its row before this was in it
+                    late.setdefault(told.client, []).append(self._tell(session, told, owed.version))
+                session.outstanding[told.object, owed.version is None].stored = True
             status = core.status_of(told)
-            if status is not None and session is not None:
+            if status is not None:
                 confirmed.setdefault(told.client, []).append(status)
-        for client, statuses in confirmed.items():
-            self.speak(self.sessions[client], status=statuses)
+        for client in dict.fromkeys([*late, *confirmed]):
+            self.speak(self.sessions[client], status=confirmed.get(client, ()), notify=late.get(client, ()))
 
     def tick(self) -> None:
+        """What is said because of time alone: that all is settled, that the connection lives, and once more what was not acknowledged."""
         for session in self.sessions.values():
-            row = self.row(session.claims.client)
-            unsettled = row.pending_count + len(session.outstanding)
-            silent_s = self.now_s - session.said_s
-            settled = session.told_unsettled and not unsettled and silent_s >= TOLD_SETTLED_AFTER_S
-            if settled or silent_s >= self.config.keepalive_s:
-                self.speak(session)
+            again = [(key, entry) for (key, _), entry in session.outstanding.items() if self.now_s >= entry.again_s]
+            for _, entry in again:
+                self._sent(entry)
+            if again or self.now_s >= self._silent_until_s(session):
+                self.speak(session, notify=[notify_of(key, entry) for key, entry in again])
+
+    def due_s(self) -> float:
+        """When `tick` will have something to do."""
+        due_s = math.inf
+        for session in self.sessions.values():
+            due_s = min(due_s, self._silent_until_s(session), *(entry.again_s for entry in session.outstanding.values()))
+        return due_s
+
+    def _silent_until_s(self, session: Session) -> float:
+        settled = session.told_unsettled and not session.outstanding and not self.row(session.claims.client).pending_count
+        return session.said_s + (TOLD_SETTLED_AFTER_S if settled else self.config.keepalive_s)
+
+    def _sent(self, entry: Outstanding) -> None:
+        pause_s = min(self.config.resend_max_s, self.config.resend_min_s * 2.0 ** min(entry.tries, 16))
+        entry.again_s, entry.tries = self.now_s + pause_s, entry.tries + 1
+
+    def reset(self, application: str) -> None:
+        """Raise its epoch: no registration of it counts any more. Its clients see that by the summary, and state what they wish for."""
+        self.epochs[application] = self.epoch(application) + 1
+        for session in self.sessions.values():
+            if session.claims.application == application:
+                session.outstanding.clear()
+                self.speak(session, sync_request=SyncRequest())
+
+    def invalidate(self, key: ObjectKey) -> None:
+        """Everyone who is registered for it is registered anew, which yields unknown."""
+        for row in self.clients():
+            standing = row.standing(key)
+            if standing is not None and standing.registered:
+                decision = core.reissue(row, [(key, standing.seqno)])
+                for cells in decision.writes:
+                    self._commit(row.client, cells)
+                self.feed += decision.events
 
     def forget(self, client: ClientId) -> None:
         """The client's row is gone, as after a collection; the gateway has no session of it either."""

@@ -1,0 +1,122 @@
+/**
+ * One connection to a gateway, over whatever channel: messages out, messages in, until it ends (as src/roskva/client/channels/link.py).
+ *
+ * A channel may drop messages: what does not fit the queue is dropped, and the core repeats what needs an answer.
+ */
+
+import type { Failure } from "../choice.ts";
+import { systemClock } from "../clock.ts";
+
+export const CONNECT_S = 15;
+const QUEUE_MAX = 1_000;
+const BATCH_MAX = 100; // messages of one request
+const BATCH_LENGTH_MAX = 1 << 18;
+const OUT_OF_TIME = "no answer in time";
+
+export type Work = () => Promise<void> | void;
+export type Received = (data: string) => void;
+
+/** Why a connection did not come about, for a person and for the choice of the next. */
+export class NotConnected extends Error {
+  readonly why: Failure;
+
+  constructor(what: string, why: Failure) {
+    super(what);
+    this.why = why;
+  }
+}
+
+export const pause = (seconds: number): Promise<void> => new Promise((done) => void systemClock.after(seconds, done));
+
+/** Fails when it takes longer. `late` is called then. */
+export function within<T>(seconds: number, promise: Promise<T>, late: () => void): Promise<T> {
+  return new Promise((fulfil, reject) => {
+    const cancel = systemClock.after(seconds, () => {
+      late();
+      reject(new Error(OUT_OF_TIME));
+    });
+    promise.finally(cancel).then(fulfil, reject);
+  });
+}
+
+/** What the client knows of a connection. The channels below it open, put and shut. */
+export abstract class Link {
+  heard = false; // the service said something over it
+  cut = false; // it ended without a goodbye
+  #waiting: (string | Work)[] = [];
+  #writing: Promise<void> | null = null;
+  #over = "";
+  #end!: (why: string) => void;
+  readonly #ended = new Promise<string>((fulfil) => (this.#end = fulfil));
+
+  /** Never waits. Dropped if the other side has not taken what was sent before. */
+  send(data: string): void {
+    if (this.#waiting.length < QUEUE_MAX) this.first(data);
+  }
+
+  /** Do this before anything that is sent from now on. */
+  first(item: string | Work): void {
+    if (this.#over && typeof item === "string") return;
+    this.#waiting.push(item);
+    this.#writing ??= this.#write();
+  }
+
+  hangUp(why = "closed by this client", cut = false): void {
+    if (this.#over) return;
+    this.#over = why;
+    this.cut = cut;
+    this.#end(why);
+  }
+
+  /** Everything queued so far has been handed to the network. */
+  async drained(): Promise<void> {
+    await this.#writing;
+  }
+
+  /** Until either side hangs up; answers why it ended. Work that had to be done first is done in any case. */
+  async run(received: Received): Promise<string> {
+    this.open((data) => {
+      if (!this.#over) received(data);
+    });
+    const why = await this.#ended;
+    this.shut();
+    await this.#writing;
+    return why;
+  }
+
+  /** Call `received` with every message, and `hangUp` when the other side ended it. */
+  protected abstract open(received: Received): void;
+  /** Bring these to the other side, or fail. */
+  protected abstract put(messages: string[]): Promise<void> | void;
+  /** End the connection, whatever its state. */
+  abstract shut(): void;
+
+  async #write(): Promise<void> {
+    await null; // those of one turn travel together
+    for (let item; (item = this.#waiting[0]) !== undefined; ) {
+      try {
+        if (typeof item !== "string") {
+          this.#waiting.shift();
+          await item();
+        } else {
+          const batch = this.#batch();
+          if (!this.#over) await this.put(batch);
+        }
+      } catch (error) {
+        this.hangUp(`broken: ${(error as Error).message}`, true);
+      }
+    }
+    this.#writing = null;
+  }
+
+  #batch(): string[] {
+    let length = 0;
+    let count = 0;
+    for (const item of this.#waiting) {
+      if (typeof item !== "string" || count === BATCH_MAX || (count && length + item.length > BATCH_LENGTH_MAX)) break;
+      length += item.length;
+      count += 1;
+    }
+    return this.#waiting.splice(0, count) as string[];
+  }
+}

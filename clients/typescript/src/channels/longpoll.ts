@@ -1,0 +1,107 @@
+/** A connection by long polls: a GET that waits for what the service says, and POSTs (docs/protocol.md, Long polls). */
+
+import { systemClock } from "../clock.ts";
+import { CONNECT_S, Link, NotConnected, pause, type Received, within } from "./link.ts";
+
+const TRIES = 3; // of one request, or of polls in a row, before the connection is given up
+const PAUSE_S = 1; // before a request is made again
+const WAIT_MIN_S = 5;
+const GRACE_S = 15; // for an answer, beyond the wait that was asked for
+const SEND_S = 15;
+
+interface Answer {
+  readonly status: number; // 0: no answer came
+  readonly body: string;
+}
+
+export class LongPollLink extends Link {
+  readonly #url: string;
+  readonly #requests = new AbortController();
+  #waitS: number;
+
+  constructor(url: string, waitS: number) {
+    super();
+    this.#url = url;
+    this.#waitS = Math.max(WAIT_MIN_S, waitS);
+  }
+
+  static async connect(service: string, signal: AbortSignal): Promise<LongPollLink> {
+    const url = `${service}/v1/channels`;
+    const { status, body } = await ask(url, { method: "POST", signal }, CONNECT_S);
+    if (status === 201) {
+      try {
+        const { id, wait_s = 50 } = JSON.parse(body);
+        return new LongPollLink(`${url}/${id}`, wait_s);
+      } catch {
+        // Not of the service.
+      }
+    }
+    // Above 500 it is often a proxy's word for a service that is down.
+    const why = status === 0 ? "unreachable" : status < 500 || status === 501 ? "refused" : "broken";
+    throw new NotConnected(status ? `${url} answered ${status}.` : `${url} cannot be reached.`, why);
+  }
+
+  protected open(received: Received): void {
+    this.#read(received).catch((error: Error) => this.hangUp(`broken: ${error.message}`, true));
+  }
+
+  async #read(received: Received): Promise<void> {
+    const { signal } = this.#requests;
+    for (let failures = 0; !signal.aborted; ) {
+      const beganS = systemClock.now();
+      const { status, body } = await ask(`${this.#url}?wait_s=${Math.floor(this.#waitS)}`, { signal }, this.#waitS + GRACE_S);
+      const early = systemClock.now() - beganS < PAUSE_S;
+      if (signal.aborted) return;
+      if (status === 200 || status === 204) {
+        failures = 0;
+        for (const line of body.split("\n")) if (line) received(line);
+        if (!body && early) await pause(PAUSE_S); // whoever answered did not wait
+        continue;
+      }
+      failures += 1;
+      if (status === 410) return this.hangUp("closed by the service");
+      if (failures === TRIES) return this.hangUp(`broken: ${TRIES} polls failed, the last with ${status || "no answer"}`, true);
+      if (!early) this.#waitS = Math.max(WAIT_MIN_S, this.#waitS / 2); // perhaps a proxy that does not wait so long
+      await pause(PAUSE_S);
+    }
+  }
+
+  protected async put(messages: string[]): Promise<void> {
+    const { signal } = this.#requests;
+    for (let attempt = 1; ; attempt++) {
+      const { status } = await ask(this.#url, { method: "POST", body: messages.join("\n"), signal }, SEND_S);
+      if (signal.aborted) return;
+      if (status === 413 && messages.length > 1) {
+        for (const data of messages) await this.put([data]);
+        return;
+      }
+      if (status > 0 && status < 500 && status !== 410) return; // taken, or refused for good: the core says again what matters
+      if (attempt === TRIES || status === 410) throw new Error(`a request was answered with ${status || "nothing"}`);
+      await pause(PAUSE_S);
+    }
+  }
+
+  /** Tell the service, so that it need not wait for a poll that will not come; even while the page goes away. */
+  shut(): void {
+    this.#requests.abort();
+    void ask(this.#url, { method: "DELETE", keepalive: true }, SEND_S);
+  }
+}
+
+async function ask(url: string, request: RequestInit, limitS: number): Promise<Answer> {
+  if (request.signal?.aborted) return { status: 0, body: "" }; // it will not say so again
+  const controller = new AbortController();
+  const abort = (): void => controller.abort();
+  request.signal?.addEventListener("abort", abort);
+  const asking = async (): Promise<Answer> => {
+    const answer = await fetch(url, { ...request, cache: "no-store", signal: controller.signal });
+    return { status: answer.status, body: await answer.text() };
+  };
+  try {
+    return await within(limitS, asking(), abort);
+  } catch {
+    return { status: 0, body: "" };
+  } finally {
+    request.signal?.removeEventListener("abort", abort);
+  }
+}

@@ -1,0 +1,72 @@
+/** A connection over a WebSocket (docs/protocol.md, WebSocket): a browser's, or Node's from 22 on, or the one that is given. */
+
+import { systemClock } from "../clock.ts";
+import { CONNECT_S, Link, NotConnected, type Received } from "./link.ts";
+
+/** A page cannot ping: this is how long three pings would take on a connection on which nothing was ever said. */
+const SILENT_S = 30;
+
+/** As much of the platform's class as is used here. */
+export interface Socket {
+  onopen: unknown;
+  onmessage: unknown;
+  onerror: unknown;
+  onclose: unknown;
+  send(data: string): void;
+  close(): void;
+}
+export type SocketClass = new (url: string) => Socket;
+
+export class WebSocketLink extends Link {
+  readonly #socket: Socket;
+  #giveUp: () => void = () => {};
+
+  constructor(socket: Socket) {
+    super();
+    this.#socket = socket;
+    // From the first moment on: it may wait beside long polls for its turn.
+    socket.onclose = ({ code, wasClean }: CloseEvent) => this.hangUp(`closed by the service with ${code}`, !wasClean);
+  }
+
+  static connect(service: string, Socket: SocketClass, signal: AbortSignal): Promise<WebSocketLink> {
+    const url = `${service}/v1/channel`;
+    return new Promise((fulfil, reject) => {
+      const socket = new Socket(url.replace("http", "ws"));
+      const fail = (what: string): void => {
+        decided();
+        socket.onclose = null;
+        socket.close();
+        reject(new NotConnected(`${url} ${what}.`, "broken"));
+      };
+      const abort = (): void => fail("was not waited for");
+      const cancel = systemClock.after(CONNECT_S, () => fail(`did not answer within ${CONNECT_S} s`));
+      const decided = (): void => {
+        cancel();
+        signal.removeEventListener("abort", abort);
+      };
+      signal.addEventListener("abort", abort);
+      socket.onerror = () => {}; // `onclose` follows
+      socket.onclose = () => fail("cannot be reached by WebSocket");
+      socket.onopen = () => {
+        decided();
+        fulfil(new WebSocketLink(socket));
+      };
+    });
+  }
+
+  protected open(received: Received): void {
+    this.#socket.onmessage = ({ data }: MessageEvent) => received(data);
+    this.#giveUp = systemClock.after(SILENT_S, () => {
+      if (!this.heard) this.hangUp("not answered", true);
+    });
+  }
+
+  protected put(messages: string[]): void {
+    for (const data of messages) this.#socket.send(data);
+  }
+
+  shut(): void {
+    this.#giveUp();
+    this.#socket.close();
+  }
+}

@@ -1,0 +1,411 @@
+/**
+ * `Client`: registers for objects, and is told of their latest versions (Thialfi 3.1; the upper half of src/roskva/client/shell.py).
+ *
+ * Here: handlers, loops and events. What they are told comes from a source: a session of this client's own, or the one that the tabs of a
+ * page share.
+ */
+
+import { ClientStopped, RoskvaError } from "./core/errors.ts";
+import { checkVersion, type Name, nameFromText } from "./core/model.ts";
+import { InvalidSetting, ServiceUnreachable } from "./errors.ts";
+import { Mailbox } from "./mailbox.ts";
+import { type ClientEvents, type ClientOptions, type Settled, settled } from "./options.ts";
+import type { Handler, Notification, RegisterOptions, Registrations, UnregisterOptions } from "./registrations.ts";
+import type { Source, Told } from "./source.ts";
+
+export type { ClientEvents, ClientOptions };
+
+/** Of an object: at most one unknown (true) and one version. */
+type Latest = Map<boolean, Notification>;
+
+interface Handling {
+  readonly handler: Handler | null; // null: released, and not yet taken by another
+  readonly manual: boolean;
+  readonly waiting: Latest;
+  readonly working: Latest; // with the handler, not acknowledged
+  busy: boolean;
+}
+
+const handlingOf = (handler: Handler | null, manual = false, waiting: Latest = new Map()): Handling => {
+  return { handler, manual, waiting, working: new Map(), busy: false };
+};
+
+/** The events' types, in the manner of the platform's own classes. */
+export interface Client {
+  addEventListener<K extends keyof ClientEvents>(
+    type: K,
+    listener: (event: CustomEvent<ClientEvents[K]>) => void,
+    options?: AddEventListenerOptions | boolean,
+  ): void;
+  addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: AddEventListenerOptions | boolean): void;
+}
+
+export class Client extends EventTarget implements Registrations, AsyncIterable<Notification> {
+  readonly application: string;
+  readonly #options: Settled;
+  readonly #onNotify: Handler | undefined;
+  readonly #handlings = new Map<Name, Handling>();
+  readonly #signalled = new Map<Name, AbortController>(); // registrations with a signal; aborted when they end: it is listened to no more
+  readonly #mailbox = new Mailbox(); // for loops
+  readonly #withApplication = new Set<Notification>(); // taken by a loop, not acknowledged
+  #source: Source | null = null;
+  #starting: Promise<void> | null = null;
+  #watchers: (() => void)[] = [];
+  #started = false;
+  #wasConnected = false;
+  #wasInSync = false;
+  #closed = false;
+
+  constructor(url: string | readonly string[], options: ClientOptions) {
+    super();
+    const { signal, onNotify } = options;
+    this.#options = settled(url, options);
+    this.application = this.#options.application;
+    this.#onNotify = onNotify;
+    signal?.addEventListener("abort", () => void this.close(), { once: true });
+    if (signal?.aborted) void this.close();
+  }
+
+  /** Begin. A service that cannot be reached is no error: the client keeps trying. Whatever needs it calls this by itself. */
+  start(): Promise<void> {
+    return (this.#starting ??= this.#start().catch((error) => {
+      this.#starting = this.#source = null; // what could not be loaded, say, may be another time
+      throw error;
+    }));
+  }
+
+  async #start(): Promise<void> {
+    if (this.#closed) throw new ClientStopped("The client was closed.");
+    const tell = (told: Told): void => this.#told(told);
+    // Not before it is needed: a page that does not start a client does not load one, and a tab that does not lead needs no session.
+    const { tabs, stateAlone } = this.#options;
+    if (tabs) {
+      const { SharedSession } = await import("./tabs/shared.ts");
+      try {
+        await (this.#source = new SharedSession(this.#options, tell)).start();
+      } catch (error) {
+        if (error instanceof RoskvaError) throw error;
+        this.#source = null; // the browser has what it takes, but not for this page
+      }
+    }
+    if (!this.#source) {
+      const { Session } = await import("./session.ts");
+      await (this.#source = new Session({ ...this.#options, state: stateAlone }, tell)).start();
+    }
+    this.#started = true;
+  }
+
+  /** End. The service keeps the registrations, and what is unacknowledged, for the next run of the same state. */
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    this.#closed = true;
+    this.#mailbox.close();
+    for (const over of this.#signalled.values()) over.abort();
+    this.#watch();
+    await this.#starting?.catch(() => {});
+    if (this.#started) await this.#source?.close();
+  }
+
+  /**
+   * Sign out: the service deletes this client's id with all its registrations, the kept state goes, and the client has ended. If the
+   * service does not confirm it in time this fails; the client has ended and its state is gone all the same.
+   */
+  async forget(timeoutMs = 10_000): Promise<void> {
+    const source = await this.#running();
+    source.forget();
+    try {
+      await this.#await(() => source.stopped !== null, timeoutMs, "The client is not deleted");
+    } finally {
+      try {
+        await source.deleteState();
+      } finally {
+        await this.close();
+      }
+    }
+  }
+
+  async register(id: string, handler: Handler | null = null, options: RegisterOptions = {}): Promise<void> {
+    const { version, epoch = 0, manual = false, signal } = options;
+    const name = nameFromText(id);
+    const held = version === undefined ? null : Number.isSafeInteger(version) || typeof version === "bigint" ? BigInt(version) : -1n;
+    checkVersion(held ?? 0n, epoch);
+    const source = await this.#running();
+    signal?.throwIfAborted();
+    const known = this.#handlings.get(name);
+    const released = known?.handler === null;
+    if (handler && source.has(name) && !released && (known?.handler !== handler || known.manual !== manual)) {
+      throw new InvalidSetting(`The object ${name} is registered already, without this handler.`);
+    }
+    if (handler && (!known || released)) this.#handlings.set(name, handlingOf(handler, manual));
+    else if (released) this.#handlings.delete(name);
+    if (signal) this.#unregisterAt(signal, name);
+    source.register(name, held, epoch);
+    if (released) for (const notification of known.waiting.values()) this.#notify(notification);
+  }
+
+  async unregister(id: string, { forget = false }: UnregisterOptions = {}): Promise<void> {
+    const name = nameFromText(id);
+    this.#unregister(await this.#running(), name, forget);
+  }
+
+  async release(id: string): Promise<void> {
+    const name = nameFromText(id);
+    await this.#running();
+    const handling = this.#handlings.get(name);
+    if (!handling) return;
+    const { working, waiting } = handling;
+    this.#handlings.set(name, handlingOf(null, false, new Map([...working, ...waiting])));
+    working.clear();
+    waiting.clear();
+    this.#unsignal(name);
+  }
+
+  acknowledge(notification: Notification): void {
+    this.#withApplication.delete(notification);
+    const handling = this.#handlings.get(notification.name);
+    if (handling) dealtWith(handling, notification);
+    if (!this.#closed) this.#source?.acknowledge(notification);
+  }
+
+  /** The service has exactly the registrations wished for, owes this client nothing, and said so a moment ago. */
+  get inSync(): boolean {
+    return this.#ready?.inSync ?? false;
+  }
+
+  get connected(): boolean {
+    return this.#ready?.connected ?? false;
+  }
+
+  get device(): string {
+    return this.#source?.device ?? this.#options.device;
+  }
+
+  /** Where the client is connected, or tries to. */
+  get url(): string {
+    return this.#source?.url ?? (this.#options.urls[0] as string);
+  }
+
+  /** How: `websocket`, `long-poll` or `carried`. Empty until that is known. */
+  get channel(): string {
+    return this.#source?.channel ?? "";
+  }
+
+  /** The objects wished for. */
+  registrations(): string[] {
+    return [...(this.#ready?.names() ?? [])];
+  }
+
+  toldUntil(id: string): number | null {
+    return this.#ready?.toldUntil(nameFromText(id)) ?? null;
+  }
+
+  now(): number {
+    return this.#options.clock.now();
+  }
+
+  /**
+   * Wait until the service has confirmed exactly the registrations wished for. It does not wait for notifications: whether any are owed or
+   * unacknowledged, `inSync` tells.
+   */
+  async synced(timeoutMs = Infinity): Promise<void> {
+    const source = await this.#running();
+    await this.#await(() => this.#check(source).confirmed, timeoutMs, "Not in sync");
+  }
+
+  /**
+   * The notifications of objects without a handler, as they come. Each is acknowledged when the loop comes back for the next; one that the
+   * loop left without coming back (a break, an exception) is given to the next loop again.
+   */
+  [Symbol.asyncIterator](): AsyncIterableIterator<Notification> {
+    if (this.#onNotify) throw new InvalidSetting("This client has a handler for all notifications: there are none left to loop over.");
+    let current: Notification | null = null;
+    return {
+      [Symbol.asyncIterator]() {
+        return this;
+      },
+      next: async () => {
+        if (current && this.#withApplication.has(current)) this.acknowledge(current);
+        current = await this.#next();
+        return current ? { value: current } : { value: undefined, done: true };
+      },
+      return: async () => {
+        if (current && this.#withApplication.delete(current) && !this.#closed) this.#mailbox.putBack(current);
+        return { value: undefined, done: true };
+      },
+    };
+  }
+
+  async #next(): Promise<Notification | null> {
+    if (!this.#closed) await this.start();
+    const source = this.#source;
+    for (let notification; (notification = await this.#mailbox.take()) !== null; ) {
+      if (source?.has(notification.name)) {
+        this.#withApplication.add(notification);
+        return notification;
+      }
+      source?.giveBack(notification); // unregistered while it waited here
+    }
+    if (source?.stopped && !this.#closed) throw source.stopped;
+    return null;
+  }
+
+  /** The source, once it is started. */
+  get #ready(): Source | null {
+    return this.#started && !this.#closed ? this.#source : null;
+  }
+
+  async #running(): Promise<Source> {
+    await this.start();
+    return this.#check(this.#source as Source);
+  }
+
+  #check(source: Source): Source {
+    if (source.stopped) throw source.stopped;
+    if (this.#closed) throw new ClientStopped("The client was closed.");
+    return source;
+  }
+
+  #unregister(source: Source, name: Name, forget: boolean): void {
+    source.unregister(name, forget);
+    this.#drop(source, name);
+  }
+
+  /** The registration has ended. What nobody has dealt with is told again, should there be another. */
+  #drop(source: Source, name: Name): void {
+    const { working, waiting } = this.#handlings.get(name) ?? {};
+    this.#handlings.delete(name);
+    this.#unsignal(name);
+    for (const latest of [working, waiting]) {
+      for (const notification of latest?.values() ?? []) source.giveBack(notification);
+      latest?.clear();
+    }
+    for (const notification of this.#mailbox.drop(name)) source.giveBack(notification);
+  }
+
+  #unsignal(name: Name): void {
+    this.#signalled.get(name)?.abort();
+    this.#signalled.delete(name);
+  }
+
+  /** This registration, not one that comes after it. */
+  #unregisterAt(signal: AbortSignal, name: Name): void {
+    let over = this.#signalled.get(name);
+    if (!over) this.#signalled.set(name, (over = new AbortController()));
+    const ended = over.signal;
+    const aborted = async (): Promise<void> => {
+      const source = await this.#running();
+      if (!ended.aborted) this.#unregister(source, name, false);
+    };
+    signal.addEventListener("abort", () => void aborted().catch(() => {}), { once: true, signal: ended });
+  }
+
+  #await(happened: () => boolean, timeoutMs: number, otherwise: string): Promise<void> {
+    return new Promise((fulfil, reject) => {
+      const late = (): void => {
+        this.#watchers = this.#watchers.filter((watcher) => watcher !== look);
+        reject(
+          this.connected
+            ? new DOMException(`${otherwise}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
+            : new ServiceUnreachable(this.#source?.unreachable || `There is no connection to ${this.url}.`),
+        );
+      };
+      const cancel = timeoutMs < Infinity ? this.#options.clock.after(timeoutMs / 1000, late) : () => {};
+      const look = (): void => {
+        try {
+          if (!happened()) return void this.#watchers.push(look);
+          fulfil();
+        } catch (error) {
+          reject(error);
+        }
+        cancel();
+      };
+      look();
+    });
+  }
+
+  #watch(): void {
+    for (const look of this.#watchers.splice(0)) look();
+  }
+
+  #dispatch<K extends keyof ClientEvents>(type: K, detail: ClientEvents[K]): void {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+
+  #told(told: Told): void {
+    if (told.kind === "notify") {
+      this.#notify(told.notification);
+    } else if (told.kind === "statusChanged") {
+      this.#dispatch(told.registered ? "registered" : "unregistered", { name: told.name });
+    } else if (told.kind === "registrationFailed") {
+      const { name, transient, code, message } = told;
+      if (!transient) this.#drop(this.#source as Source, name);
+      this.#dispatch("failed", { name, transient, code, message });
+    } else if (told.kind === "reissueRegistrations") {
+      this.#dispatch("reissue", null);
+    } else if (told.kind === "reported") {
+      this.#dispatch("error", { error: new RoskvaError(told.code, told.message) });
+    } else if (told.kind === "stopped") {
+      this.#mailbox.close();
+      this.#watch();
+      this.#dispatch("stopped", { error: told.error });
+    } else {
+      this.#changed();
+    }
+  }
+
+  #changed(): void {
+    const source = this.#source as Source;
+    if (source.connected !== this.#wasConnected) {
+      this.#wasConnected = !this.#wasConnected;
+      if (this.#wasConnected) this.#dispatch("connected", { url: source.url, channel: source.channel });
+      else this.#dispatch("disconnected", { reason: source.unreachable });
+    }
+    if (source.inSync !== this.#wasInSync) {
+      this.#wasInSync = !this.#wasInSync;
+      this.#dispatch(this.#wasInSync ? "insync" : "outofsync", null);
+    }
+    this.#watch();
+  }
+
+  #notify(notification: Notification): void {
+    const { name, version } = notification;
+    let handling = this.#handlings.get(name);
+    if (!handling && this.#onNotify) this.#handlings.set(name, (handling = handlingOf(this.#onNotify)));
+    if (!handling) return this.#mailbox.put(notification);
+    if (handling.manual) return void this.#handOver(handling, notification);
+    // A later version takes the place of one that waits; an unknown may stand for a later version than the one known, so they wait apart.
+    handling.waiting.set(version === null, notification);
+    if (!handling.busy && handling.handler) void this.#work(handling);
+  }
+
+  /** One at a time, in the order in which they came. */
+  async #work(handling: Handling): Promise<void> {
+    handling.busy = true;
+    for (const [unknown, notification] of handling.waiting) {
+      handling.waiting.delete(unknown);
+      await this.#handOver(handling, notification);
+    }
+    handling.busy = false;
+  }
+
+  async #handOver(handling: Handling, notification: Notification): Promise<void> {
+    const { handler, manual, working } = handling;
+    const { name, version } = notification;
+    working.set(version === null, notification);
+    try {
+      const done = handler?.(notification);
+      if (!manual || done) await done;
+      // Else it was given back, and is another's by now.
+      if (!manual && (dealtWith(handling, notification) || !this.#source?.has(name))) this.acknowledge(notification);
+    } catch (error) {
+      if (dealtWith(handling, notification) && !this.#closed) this.#source?.giveBack(notification);
+      this.#dispatch("error", { error, name });
+    }
+  }
+}
+
+/** Whether the handler had it still to deal with. */
+function dealtWith({ working }: Handling, notification: Notification): boolean {
+  const unknown = notification.version === null;
+  return working.get(unknown) === notification && working.delete(unknown);
+}

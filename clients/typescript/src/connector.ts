@@ -1,0 +1,109 @@
+/** Makes a client's connections, one after the other, as the choice says (choice.ts); as src/roskva/client/channels/connector.py. */
+
+import { CarriedLink } from "./channels/carried.ts";
+import { Channel } from "./channels/channel.ts";
+import { type Link, NotConnected, type Received } from "./channels/link.ts";
+import { LongPollLink } from "./channels/longpoll.ts";
+import { type SocketClass, WebSocketLink } from "./channels/websocket.ts";
+import { type Attempt, Choice, type Kind } from "./choice.ts";
+import { type Clock } from "./clock.ts";
+
+export type ChannelChoice = "auto" | "websocket" | "long-poll" | Channel;
+
+/** Again and again: `connect`, `carry`. */
+export class Connector {
+  /** Where the client is connected, or tries to. */
+  url: string;
+  kind: Kind;
+  readonly #clock: Clock;
+  readonly #urls: readonly string[];
+  readonly #carried: Channel | null;
+  readonly #socket: SocketClass | undefined;
+  readonly #choice: Choice;
+  readonly #over = new AbortController();
+  #attempt: Attempt;
+  #returned: WebSocketLink | null = null; // made beside long polls, to take their place
+
+  constructor(urls: readonly string[], channel: ChannelChoice, socket: SocketClass | undefined, clock: Clock) {
+    this.#carried = channel instanceof Channel ? channel : null;
+    this.#urls = urls;
+    this.#socket = socket;
+    this.#clock = clock;
+    const kind = channel instanceof Channel ? "carried" : channel === "auto" && !socket ? "long-poll" : channel;
+    this.#choice = new Choice(urls.length, kind, Math.random);
+    this.#attempt = this.#choice.attempt(0);
+    this.url = urls[0] as string;
+    this.kind = this.#attempt.kind;
+  }
+
+  /** The next connection is made already. */
+  get hasNext(): boolean {
+    return this.#returned !== null;
+  }
+
+  /** Whatever is being made is of no use any more. */
+  close(): void {
+    this.#over.abort();
+    this.#returned?.shut();
+  }
+
+  /** The next connection. NotConnected says why there is none; then it is another's turn. */
+  async connect(): Promise<Link> {
+    const returned = this.#returned;
+    this.#returned = null;
+    this.#attempt = returned ? this.#choice.returned() : this.#choice.attempt(this.#clock.now());
+    this.url = this.#urls[this.#attempt.url] as string;
+    this.kind = this.#attempt.kind;
+    try {
+      return returned ?? (await this.#make());
+    } catch (error) {
+      this.#choice.failed(this.#clock.now(), this.#attempt, error instanceof NotConnected ? error.why : "broken");
+      throw error;
+    }
+  }
+
+  async #make(): Promise<Link> {
+    if (this.#carried) return new CarriedLink(this.#carried);
+    return this.kind === "long-poll" ? LongPollLink.connect(this.url, this.#over.signal) : this.#webSocket();
+  }
+
+  #webSocket(): Promise<WebSocketLink> {
+    return WebSocketLink.connect(this.url, this.#socket as SocketClass, this.#over.signal);
+  }
+
+  /** Run the connection to its end; answers why it ended. */
+  async carry(link: Link, received: Received): Promise<string> {
+    const beganS = this.#clock.now();
+    const stop = this.#attempt.kind === "long-poll" ? this.#return(link) : () => {};
+    const why = await link.run(received);
+    stop();
+    const nowS = this.#clock.now();
+    if (!this.#returned) this.#choice.ended(nowS, this.#attempt, nowS - beganS, link.heard, link.cut);
+    return why;
+  }
+
+  /** While long polls carry a client that may choose: try a WebSocket now and then, and change over once there is one. */
+  #return(link: Link): () => void {
+    const atS = this.#choice.returnAtS();
+    if (atS === null) return () => {};
+    let over = false;
+    let cancel = this.#clock.after(atS - this.#clock.now(), () => {
+      this.#webSocket().then(
+        (socket) => {
+          if (over) return socket.shut();
+          this.#returned = socket;
+          link.hangUp("exchanged for a WebSocket");
+        },
+        (error) => {
+          if (over) return;
+          this.#choice.returnFailed(this.#clock.now(), error instanceof NotConnected ? error.why : "broken");
+          cancel = this.#return(link);
+        },
+      );
+    });
+    return () => {
+      over = true;
+      cancel();
+    };
+  }
+}

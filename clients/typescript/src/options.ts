@@ -1,0 +1,108 @@
+/** What a client may be given, what its events tell, and what is taken where nothing is given. */
+
+import { Channel } from "./channels/channel.ts";
+import type { SocketClass } from "./channels/websocket.ts";
+import { type Clock, systemClock } from "./clock.ts";
+import type { RoskvaError } from "./core/errors.ts";
+import type { Config } from "./core/messages.ts";
+import { checkApplication, checkDevice } from "./core/model.ts";
+import { InvalidSetting } from "./errors.ts";
+import type { Handler } from "./registrations.ts";
+import type { SessionOptions } from "./session.ts";
+import { MemoryState } from "./stores/memory.ts";
+import type { StateStore } from "./stores/store.ts";
+import { WebStorageState } from "./stores/webstorage.ts";
+import { scopeOf } from "./tabs/messages.ts";
+
+export interface ClientOptions {
+  readonly application: string;
+  /** The client's own id, unique per installation, by which publishers name the source of a change. Without it a random one, kept. */
+  readonly device?: string;
+  /** Where the identity is kept between runs. In pages localStorage, without tabs sessionStorage; else nowhere: see roskva/node. */
+  readonly state?: StateStore;
+  /** How messages travel. `auto`: a WebSocket, and long polls where a proxy breaks it. Or a Channel of one's own; then no url counts. */
+  readonly channel?: "auto" | "websocket" | "long-poll" | Channel;
+  /** The tabs of a page share one connection. So it is wherever the platform can. */
+  readonly tabs?: boolean;
+  /** When it is aborted, the client is closed. */
+  readonly signal?: AbortSignal;
+  /** Called with the notifications of objects without a handler of their own; then there are none to loop over. */
+  readonly onNotify?: Handler;
+  /** The policy until the service sends its own. */
+  readonly config?: Partial<Config>;
+  /** The class of WebSockets, where it is not the platform's. */
+  readonly WebSocket?: SocketClass;
+  readonly clock?: Clock;
+}
+
+/** The `detail` of each event. */
+export interface ClientEvents {
+  connected: { readonly url: string; readonly channel: string };
+  disconnected: { readonly reason: string };
+  insync: null;
+  outofsync: null;
+  registered: { readonly name: string };
+  unregistered: { readonly name: string };
+  failed: { readonly name: string; readonly transient: boolean; readonly code: string; readonly message: string };
+  /** Registrations may be stated now. Those of this run the client restates by itself. */
+  reissue: null;
+  /** A handler failed (then `name` is the object's), or the service refused a message, or cannot be reached. The client goes on. */
+  error: { readonly error: unknown; readonly name?: string };
+  /** The client ended by itself, or was forgotten. */
+  stopped: { readonly error: RoskvaError };
+}
+
+export interface Settled extends SessionOptions {
+  readonly tabs: boolean;
+  readonly stateAlone: StateStore; // if it does not share after all
+}
+
+/** Checked, and complete. */
+export function settled(url: string | readonly string[], options: ClientOptions): Settled {
+  const { application, device = "", channel = "auto", clock = systemClock, config = {}, tabs = canShare() } = options;
+  checkApplication(application);
+  if (device) checkDevice(device);
+  const socket = options.WebSocket ?? (globalThis.WebSocket as SocketClass | undefined);
+  checkChannel(channel, socket);
+  const urls = channel instanceof Channel ? ["the application's channel"] : addresses(url);
+  const key = `roskva:${application}:${device}`;
+  const state = options.state ?? defaultState(tabs ? scopeOf(application, device) : key, tabs);
+  const stateAlone = tabs ? (options.state ?? defaultState(key, false)) : state;
+  return { urls, channel, socket, application, device, config, clock, tabs, state, stateAlone };
+}
+
+function checkChannel(channel: unknown, socket: unknown): void {
+  if (channel instanceof Channel || channel === "auto" || channel === "long-poll") return;
+  if (channel !== "websocket") {
+    throw new InvalidSetting(`${channel} is not a channel: auto, websocket, long-poll or a Channel is expected.`);
+  }
+  if (!socket) throw new InvalidSetting("There is no WebSocket here: give a class of them.");
+}
+
+function addresses(url: string | readonly string[]): string[] {
+  const urls = [url].flat() as string[];
+  // A page may leave its own origin out.
+  const here = globalThis.location?.href;
+  return (urls.length ? urls : [""]).map((one) => {
+    try {
+      const { protocol, href } = new URL(one || "/", here);
+      if (/^https?:$/.test(protocol)) return href.replace(/\/+$/, "");
+    } catch {
+      // As below.
+    }
+    throw new InvalidSetting(`${one} is not the address of a service: http://HOST:PORT is expected.`);
+  });
+}
+
+function canShare(): boolean {
+  return !!(globalThis.document && globalThis.navigator?.locks && globalThis.BroadcastChannel);
+}
+
+function defaultState(key: string, shared: boolean): StateStore {
+  try {
+    if (globalThis.document) return new WebStorageState(key, shared ? localStorage : sessionStorage);
+  } catch {
+    // A page that may not keep anything.
+  }
+  return new MemoryState();
+}

@@ -1,0 +1,317 @@
+/**
+ * The core with a channel, a clock, dice and a store (Thialfi 3.3): the lower half of what src/roskva/client/shell.py is.
+ *
+ * It decides nothing about the protocol. It feeds the core, carries out its actions in order, keeps one timer for the core's next deadline,
+ * connects again when a connection ends, and tells its client the rest. When the machine or the page wakes, it asks at once whether the
+ * connection still stands.
+ */
+
+import { type Link, NotConnected } from "./channels/link.ts";
+import type { SocketClass } from "./channels/websocket.ts";
+import type { Clock } from "./clock.ts";
+import { type ChannelChoice, Connector } from "./connector.ts";
+import type { Action } from "./core/actions.ts";
+import { ClientCore } from "./core/core.ts";
+import { MalformedMessage, type RoskvaError } from "./core/errors.ts";
+import { connectPauseS } from "./core/limits.ts";
+import { type Config, decodeServer, encode } from "./core/messages.ts";
+import type { Name } from "./core/model.ts";
+import { Following } from "./following.ts";
+import type { Notification } from "./registrations.ts";
+import type { Source, Told } from "./source.ts";
+import { openIdentity, type StateStore, unguessable } from "./stores/store.ts";
+import { onWake } from "./wake.ts";
+
+const LIBRARY = "roskva-typescript/1";
+const DRAIN_S = 1; // how long a closing client waits for its last acknowledgements to be sent
+const ANSWER_S = 10; // after a wake the service has so long to say something
+const WAKE_S = 2; // several signs of one wake come together
+
+export interface SessionOptions {
+  readonly urls: readonly string[];
+  readonly channel: ChannelChoice;
+  readonly socket: SocketClass | undefined;
+  readonly application: string;
+  readonly device: string; // empty: the one that was kept, or a new one
+  readonly state: StateStore;
+  readonly config: Partial<Config>; // until the service sends its own
+  readonly clock: Clock;
+}
+
+export class Session implements Source {
+  unreachable = "";
+  device: string;
+  /** The service's, by its last word. Null: it has not said. */
+  epoch: number | null = null;
+  readonly #options: SessionOptions;
+  readonly #tell: (told: Told) => void;
+  readonly #connector: Connector;
+  #core!: ClientCore;
+  #following!: Following;
+  #link: Link | null = null;
+  #cancelTimer = (): void => {};
+  #endPause = (): void => {};
+  #unlisten = (): void => {};
+  #running: Promise<void> = Promise.resolve();
+  #writing: Promise<void> = Promise.resolve(); // of the state
+  #toAcknowledge: Notification[] = [];
+  #forgotten = false;
+  #closed = false;
+  #words = 0; // of the service, so far
+  #wokeS = -Infinity;
+
+  constructor(options: SessionOptions, tell: (told: Told) => void) {
+    this.#options = options;
+    this.#tell = tell;
+    this.#connector = new Connector(options.urls, options.channel, options.socket, options.clock);
+    this.device = options.device;
+  }
+
+  async start(): Promise<void> {
+    const { application, state, config } = this.#options;
+    const { device, kept, ignored } = await openIdentity(state, application, this.device).catch(async (error) => {
+      await state.close?.();
+      throw error;
+    });
+    this.device = device;
+    this.#core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, state: kept, config });
+    this.#following = new Following(this.#core);
+    if (ignored) this.#report("state-damaged", `The kept state is of no use: ${ignored}.`);
+    this.#perform(this.#core.start(this.#now()));
+    this.#unlisten = onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
+    this.#running = this.#stayConnected();
+  }
+
+  get connected(): boolean {
+    return this.#link !== null;
+  }
+
+  get inSync(): boolean {
+    return !this.#closed && this.#core.inSync(this.#now());
+  }
+
+  get confirmed(): boolean {
+    return !this.#closed && this.#core.confirmed(this.#now());
+  }
+
+  get url(): string {
+    return this.#connector.url;
+  }
+
+  get channel(): string {
+    return this.#connector.kind;
+  }
+
+  get stopped(): RoskvaError | null {
+    return this.#core.stopped;
+  }
+
+  /** Changes of every confirmed registration are told as they happen. */
+  get follows(): boolean {
+    return !this.#closed && this.#following.follows(this.#now());
+  }
+
+  get config(): Config {
+    return this.#core.config;
+  }
+
+  has(name: Name): boolean {
+    return this.#core.desired.has(name);
+  }
+
+  names(): Iterable<Name> {
+    return this.#core.desired.names();
+  }
+
+  register(name: Name, version: bigint | null, epoch: number): void {
+    this.#following.open.add(name);
+    this.#perform(this.#core.register(this.#now(), name, version, epoch));
+  }
+
+  unregister(name: Name, forget: boolean): void {
+    this.#following.open.add(name);
+    this.#perform(this.#core.unregister(this.#now(), name, forget));
+  }
+
+  /** Those of one turn of the event loop travel together. */
+  acknowledge(notification: Notification): void {
+    if (this.#toAcknowledge.push(notification) === 1) queueMicrotask(() => this.#flushAcknowledgements());
+  }
+
+  giveBack(notification: Notification): void {
+    this.#perform(this.#core.giveBack(this.#now(), notification));
+  }
+
+  toldUntil(name: Name): number | null {
+    return this.#closed ? null : this.#following.toldUntil(this.#now(), name);
+  }
+
+  forget(): void {
+    this.#forgotten = true;
+    this.#perform(this.#core.forget(this.#now()));
+  }
+
+  /** The connection may be gone without a word: speak, and hang up unless there is an answer soon. Without one, connect now. */
+  wake(): void {
+    if (this.#over() || this.#now() - this.#wokeS < WAKE_S) return;
+    this.#wokeS = this.#now();
+    this.#endPause();
+    const link = this.#link;
+    if (!link) return;
+    this.#perform(this.#core.disconnected());
+    this.#connects();
+    const words = this.#words;
+    this.#options.clock.after(ANSWER_S, () => {
+      if (this.#words === words) link.hangUp("silent after a wake", true);
+    });
+  }
+
+  async deleteState(): Promise<void> {
+    this.#forgotten = true;
+    await this.#writing; // one that has begun
+    await this.#options.state.delete();
+  }
+
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    this.#flushAcknowledgements();
+    this.#closed = true;
+    this.#cancelTimer();
+    this.#unlisten();
+    await new Promise<void>((done) => {
+      const cancel = this.#options.clock.after(DRAIN_S, done);
+      const drained = (): void => (cancel(), done());
+      if (this.#link) this.#link.drained().then(drained);
+      else drained();
+    });
+    this.#perform(this.#core.stop());
+    this.#link?.hangUp();
+    this.#endPause();
+    this.#connector.close();
+    await this.#running;
+    await this.#options.state.close?.();
+  }
+
+  #now(): number {
+    return this.#options.clock.now();
+  }
+
+  #flushAcknowledgements(): void {
+    const waiting = this.#toAcknowledge;
+    this.#toAcknowledge = [];
+    if (waiting.length && !this.#closed) this.#perform(this.#core.acknowledge(this.#now(), waiting));
+  }
+
+  #report(code: string, message: string): void {
+    this.#tell({ kind: "reported", code, message, transient: true });
+  }
+
+  #perform(actions: Action[]): void {
+    for (const action of actions) {
+      if (action.kind === "send") {
+        const info = { library: LIBRARY, channel: this.channel };
+        this.#link?.send(encode(action.message.init ? { ...action.message, info } : action.message));
+      } else if (action.kind === "writeState") {
+        this.#following.begins();
+        this.#writeState(action.state);
+      } else if (action.kind === "closeChannel") {
+        this.#link?.hangUp();
+      } else {
+        if (action.kind === "statusChanged" || (action.kind === "registrationFailed" && !action.transient)) {
+          this.#following.open.delete(action.name);
+        }
+        // After a reset of the application the next handshake says so; whoever is told a notification must know before.
+        if (action.kind === "notify" && this.epoch !== null) this.epoch = Math.max(this.epoch, action.notification.epoch);
+        this.#tell(action);
+      }
+    }
+    this.#setTimer();
+    this.#tell({ kind: "changed" });
+  }
+
+  #setTimer(): void {
+    this.#cancelTimer();
+    const deadlineS = this.#closed ? null : this.#core.nextDeadline();
+    if (deadlineS === null) return;
+    this.#cancelTimer = this.#options.clock.after(deadlineS - this.#now(), () => this.#perform(this.#core.tick(this.#now())));
+  }
+
+  #writeState(state: string): void {
+    if (this.#forgotten) return;
+    const write = async (): Promise<void> => {
+      try {
+        if (!this.#forgotten) await this.#options.state.write(state);
+      } catch (error) {
+        this.#report("state-damaged", `The state cannot be kept: ${(error as Error).message}.`);
+      }
+    };
+    this.#link?.first(() => (this.#writing = write()));
+  }
+
+  async #stayConnected(): Promise<void> {
+    for (let failures = 0; !this.#over(); ) {
+      try {
+        const heard = await this.#connection(await this.#connector.connect());
+        failures = heard ? 0 : failures + 1;
+      } catch (error) {
+        this.unreachable = (error as Error).message;
+        if (!failures && !this.#closed) this.#report(error instanceof NotConnected ? "service-unreachable" : "internal", this.unreachable);
+        failures += 1;
+      }
+      const pauseS = this.#connector.hasNext ? 0 : connectPauseS(this.#core.config, failures, Math.random());
+      if (!this.#over()) await this.#pause(pauseS);
+    }
+  }
+
+  #over(): boolean {
+    return this.#closed || this.#core.stopped !== null;
+  }
+
+  #pause(seconds: number): Promise<void> {
+    return new Promise((done) => {
+      const cancel = this.#options.clock.after(seconds, done);
+      this.#endPause = () => {
+        cancel();
+        done();
+      };
+    });
+  }
+
+  /** One connection, from its first word to its end; answers whether the service said anything over it. */
+  async #connection(link: Link): Promise<boolean> {
+    if (this.#over()) {
+      link.shut();
+      return false;
+    }
+    this.#link = link;
+    this.#connects();
+    try {
+      this.unreachable = `The connection to ${this.url} was ${await this.#connector.carry(link, (data) => this.#received(link, data))}.`;
+    } finally {
+      this.#link = null;
+      this.#perform(this.#core.disconnected());
+    }
+    return link.heard;
+  }
+
+  #connects(): void {
+    this.#following.begins();
+    this.#perform(this.#core.connected(this.#now()));
+  }
+
+  #received(link: Link, data: string): void {
+    let message;
+    try {
+      message = decodeServer(data);
+    } catch (error) {
+      if (!(error instanceof MalformedMessage)) throw error;
+      return this.#report(error.code, error.message);
+    }
+    link.heard = true;
+    this.#words += 1;
+    const actions = this.#core.received(this.#now(), message);
+    if (message.config) this.epoch = message.config.epoch;
+    this.#following.heard(this.#now());
+    this.#perform(actions);
+  }
+}

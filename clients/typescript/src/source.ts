@@ -1,0 +1,37 @@
+/**
+ * Where a client's notifications come from: a session of its own (session.ts), or one that the tabs of a page share (tabs/). Types only.
+ */
+
+import type { Action } from "./core/actions.ts";
+import type { RoskvaError } from "./core/errors.ts";
+import type { Name } from "./core/model.ts";
+import type { Notification } from "./registrations.ts";
+
+/** What a source tells its client, one at a time. `changed`: `connected`, `inSync` or `confirmed` may have changed. */
+export type Told = Exclude<Action, { kind: "send" | "writeState" | "closeChannel" }> | { readonly kind: "changed" };
+
+export interface Source {
+  readonly device: string;
+  readonly connected: boolean;
+  readonly inSync: boolean;
+  /** The service has exactly the registrations wished for. */
+  readonly confirmed: boolean;
+  readonly url: string;
+  readonly channel: string;
+  /** Why the last connection failed. */
+  readonly unreachable: string;
+  readonly stopped: RoskvaError | null;
+  start(): Promise<void>;
+  has(name: Name): boolean;
+  names(): Iterable<Name>;
+  register(name: Name, version: bigint | null, epoch: number): void;
+  unregister(name: Name, forget: boolean): void;
+  acknowledge(notification: Notification): void;
+  giveBack(notification: Notification): void;
+  toldUntil(name: Name): number | null;
+  /** Sign out: `stopped` is told when the service has deleted the client. */
+  forget(): void;
+  /** Nothing is left of the client here. */
+  deleteState(): Promise<void>;
+  close(): Promise<void>;
+}
