@@ -6,7 +6,7 @@
  * clients of one process, but not its worker threads.
  */
 
-import { mkdir, open, readFile, rename, rm, stat } from "node:fs/promises";
+import { link, mkdir, open, readFile, rename, rm, stat, writeFile } from "node:fs/promises";
 import { dirname, resolve } from "node:path";
 import { InvalidSetting, StateInUse } from "../errors.ts";
 import type { StateStore } from "./store.ts";
@@ -80,19 +80,28 @@ export class FileState implements StateStore {
 
   async #make(): Promise<void> {
     for (let attempt = 0; attempt < LOCK_TRIES; attempt++) {
-      try {
-        const file = await open(this.#lock, "wx", 0o600);
-        await file.writeFile(String(process.pid));
-        return await file.close();
-      } catch (error) {
-        if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
-      }
-      const holder = await readFile(this.#lock, "utf8").catch(() => "");
-      if (!holder && attempt === 0) await pause(); // just made, perhaps, and not yet written
-      else if (!runs(Number(holder))) await this.#clear(holder);
-      else break;
+      if (await this.#linked()) return;
+      const holder = await readFile(this.#lock, "utf8").catch(() => null);
+      if (holder === null) continue; // gone meanwhile
+      if (runs(Number(holder))) break;
+      await this.#clear(holder);
     }
     throw new StateInUse(`The state file ${this.path}`);
+  }
+
+  /** A lock is there with its holder's number in it, or not at all: an empty one would be taken for one that was left. */
+  async #linked(): Promise<boolean> {
+    const made = `${this.#lock}.${process.pid}`;
+    try {
+      await writeFile(made, String(process.pid), { mode: 0o600 });
+      await link(made, this.#lock);
+      return true;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
+      return false;
+    } finally {
+      await rm(made, { force: true });
+    }
   }
 
   /** One at a time: else the second would take away what the first has made since. */
