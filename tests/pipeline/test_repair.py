@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,10 @@ import pytest
 
 from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
-from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, object_key, partition_of
+from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, client_partition, object_key, partition_of
 from roskva.pipeline import repair as repair_module
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair, registrations_to_repair
+from roskva.pipeline.repair import Lost, Repair, lost_in, newest_of, partitions_to_repair, registrations_to_repair
 from roskva.pipeline.sweeps import Request, Swept, jobs, schedule
 from roskva.pipeline.sweeps.record import SWEEPS_ROW, Record, Repaired, read_records, read_repaired, write_repaired
 from roskva.pipeline.sweeps.repairs import Repairs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEQNO = 1 << 32 | 1
+LATELY = 1 << 62  # an incarnation above all others
 NAMES = [b"object-%d" % number for number in range(20)]
 KEYS = [object_key("demo", 0, name) for name in NAMES]
 
@@ -102,10 +104,37 @@ def test_a_pass_finds_every_registration_page_by_page(
     connected = Connections(settings)
     repair = Repair(connected)
     for partition in range(settings.partitions):
-        repair.run(partition, lost_of(settings, KEYS[0]))
+        repair.run(partition, lost_of(settings, KEYS[0]), LATELY)
     connected.links.close()
     assert repair.counts.propagations == 25
     assert {told.client for _, told in registrar.told} == registered
+
+
+def test_rows_that_began_after_the_loss_are_left_out_and_others_are_not(settings: Settings, registrar: RegistrarStandIn) -> None:
+    """After a loss of everything clients register anew by themselves: to do it for them once more would double the work."""
+    manifest, partitions = open_manifest(settings), settings.partitions
+    clients = [a_client(settings, f"client-{number}", KEYS[0]) for number in range(20)]
+    lost = Lost(Address("table", "matcher", partition_of(KEYS[0], partitions)), lose(manifest, partition_of(KEYS[0], partitions)))
+    began_anew = client_partition(clients[0], partitions)
+    address = Address("table", "registrar", began_anew)
+    assert manifest.record_lost(*address, manifest.record(*address).incarnation)
+    with suppress(PartitionUnavailable):  # whoever has it open is told of the loss once
+        a_client(settings, "client-0", KEYS[0])
+    for number, client in enumerate(clients):
+        if client_partition(client, partitions) == began_anew:
+            a_client(settings, f"client-{number}", KEYS[0])
+    connected = Connections(settings)
+    for partition in range(partitions):
+        Repair(connected).run(partition, lost_of(settings, KEYS[0]), newest_of([lost]))
+    told = {told.client for _, told in registrar.told}
+    assert told == {client for client in clients if client_partition(client, partitions) != began_anew}
+    assert told
+    again = lose(manifest, lost.address.partition)
+    assert again > manifest.record(*address).incarnation, "a later loss has a greater incarnation, whichever partition it is"
+    for partition in range(partitions):
+        Repair(connected).run(partition, lost_of(settings, KEYS[0]), again)
+    connected.links.close()
+    assert {told.client for _, told in registrar.told} == set(clients)
 
 
 def test_a_row_that_nobody_can_read_holds_up_nobody(settings: Settings, registrar: RegistrarStandIn) -> None:
@@ -114,14 +143,14 @@ def test_a_row_that_nobody_can_read_holds_up_nobody(settings: Settings, registra
     open_table(settings).write([Mutation(client_row(broken, settings.partitions), [Cell(CREATED, 0, b"\xc1")])])
     connected = Connections(settings)
     for partition in range(settings.partitions):
-        Repair(connected).run(partition, lost_of(settings, KEYS[0]))
+        Repair(connected).run(partition, lost_of(settings, KEYS[0]), LATELY)
     connected.links.close()
     assert {told.client for _, told in registrar.told} == {fine}
 
 
 def test_the_job_runs_in_spark(settings: Settings, registrar: RegistrarStandIn, spark: SparkSession) -> None:
     clients = {a_client(settings, f"client-{number}", KEYS[0], KEYS[1]) for number in range(10)}
-    counts = jobs.repair(spark, settings, frozenset(range(settings.partitions)))
+    counts = jobs.repair(spark, settings, frozenset(range(settings.partitions)), LATELY)
     assert counts.propagations == 20
     assert {(told.client, told.object) for _, told in registrar.told} == {(one, key) for one in clients for key in KEYS[:2]}
 
@@ -131,12 +160,14 @@ class Passes:
 
     def __init__(self) -> None:
         self.lost: list[frozenset[int]] = []
+        self.newest = 0
         self.fails = False
 
-    def __call__(self, lost: frozenset[int]) -> Counts:
+    def __call__(self, lost: frozenset[int], newest: int) -> Counts:
         if self.fails:
             raise RuntimeError("Spark is ending")
         self.lost.append(lost)
+        self.newest = newest
         return Counts()
 
 
@@ -180,6 +211,7 @@ def test_what_is_lost_again_is_repaired_again(settings: Settings, manifest: Mani
     repairs.step(99.0)
     repairs.step(101.0)  # the first loss is over; the second is not
     assert passes.lost == [frozenset({1}), frozenset({1})]
+    assert passes.newest == manifest.record("table", "matcher", 1).incarnation
     assert manifest.record("table", "matcher", 1).state == RECOVERING
     repairs.step(200.0)
     assert manifest.record("table", "matcher", 1).state == COMPLETE

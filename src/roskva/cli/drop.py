@@ -34,12 +34,14 @@ WHAT: Final = tuple(_COSTS)
 
 
 def addresses(what: str, partitions: int) -> list[Address]:
-    """The partitions that `what` stands for."""
+    """The partitions that `what` stands for; clients' rows last, so that none of them can be of before another one's loss."""
     tables: Iterable[str] = TABLES if what == _ALL else (what,) if what in TABLES else ()
     found = [Address("table", table, partition) for table in tables for partition in range(partitions)]
     if what in ("feed", _ALL):
         found += [Address("feed", topic, partition) for topic in TOPICS for partition in range(partitions)]
-    return [*found, Address("subscriptions", "subscriptions", 0)] if what == _ALL else found
+    if what == _ALL:
+        found.append(Address("subscriptions", "subscriptions", 0))
+    return sorted(found, key=lambda address: address.name == "registrar")
 
 
 def drop(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ proposes; the owner of each row does it, or the task in its stead, as with any p
 "unknown", so that its client fetches.
 
 One pass over all rows is enough if it began after the loss was recorded. What a row held before the pass came to it is registered
-anew; what is registered later is matched later, against the new partition. A pass that is cut short is begun again: more clients hear
-"unknown" twice.
+anew; what is registered later is matched later, against the new partition. Rows of a partition that was itself lost after all of that
+hold nothing of before: they are left out, so that after a loss of everything nobody registers twice. A pass that is cut short is begun
+again: more clients hear "unknown" twice.
 Imports no Spark.
 """
 
@@ -23,6 +24,7 @@ from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, epoch_o
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.patience import persist
 from roskva.pipeline.telling import Counts, Teller
+from roskva.probes import reached
 from roskva.registrar.cells import CREATED, REG, REGISTERED, read_created
 from roskva.table.interface import Row
 from roskva.table.manifest import RECOVERING, Address, PartitionRecord
@@ -71,6 +73,11 @@ def registrations_to_repair(
                 yield Propagation(client, key, cell.timestamp, OUTCOME_LOST, 0)
 
 
+def newest_of(lost: Iterable[Lost]) -> int:
+    """The incarnation of the last of these losses. Incarnations grow over all partitions of a deployment."""
+    return max(one.incarnation for one in lost)
+
+
 class Repair:
     """One task of a pass: one partition of clients' rows."""
 
@@ -83,8 +90,12 @@ class Repair:
         self.counts = Counts()
         self._teller = Teller(connected, self.counts)
 
-    def run(self, partition: int, lost: Iterable[int]) -> Counts:
-        """Returns when every row was looked at, and all that it asks for is durable."""
+    def run(self, partition: int, lost: Iterable[int], newest: int) -> Counts:
+        """Returns when every row was looked at, and all that it asks for is durable. `newest`: the last of the losses."""
+        table, around = self._connected.table, self._connected.around
+        if persist("looking at clients' rows", partial(table.incarnation, "registrar", partition), around) > newest:
+            reached("pipeline: a pass leaves out rows that began after the loss")
+            return self.counts
         wanted, after = frozenset(lost), b""
         while page := persist("reading clients' rows", partial(self._page, partition, after), self._connected.around):
             asked = [told for key, row in page for told in self._asked_of(key, row, wanted)]

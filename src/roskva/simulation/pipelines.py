@@ -23,7 +23,7 @@ from roskva.pipeline.matching import Task
 from roskva.pipeline.offsets import FAN_OUT, MATCHING, STREAMS, Place, Range, Stream, advance, plan, share_out
 from roskva.pipeline.patience import persist
 from roskva.pipeline.propagation import Links
-from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair
+from roskva.pipeline.repair import Lost, Repair, lost_in, newest_of, partitions_to_repair
 from roskva.pipeline.surroundings import Surroundings
 from roskva.simulation.blocking import BlockingFeed, BlockingTable, SimulatedManifest
 from roskva.simulation.fibers import Fiber, block
@@ -161,17 +161,17 @@ class SimulatedDriver:
             await self.process.breathe()
             lost = [one for one in lost_in(stores.incarnations) if one not in repaired]
             if lost:
-                await self._pass_over_rows(partitions_to_repair(lost, self.world.knobs.partitions))
+                await self._pass_over_rows(partitions_to_repair(lost, self.world.knobs.partitions), newest_of(lost))
                 repaired.update(dict.fromkeys(lost, self.world.loop.time()))
             for one, since_s in list(repaired.items()):
                 if self.world.loop.time() - since_s > _RETRY_HORIZON_S * pace:
                     stores.mark_complete(one.address, one.incarnation)
                     del repaired[one]
 
-    async def _pass_over_rows(self, lost: frozenset[int]) -> None:
+    async def _pass_over_rows(self, lost: frozenset[int], newest: int) -> None:
         repair = Repair(self.connected("repair", 0))  # type: ignore[arg-type]
         for partition in range(self.world.knobs.partitions):
-            await self.all_done([self.workers.spawn(Fiber(partial(repair.run, partition, lost)).run())])
+            await self.all_done([self.workers.spawn(Fiber(partial(repair.run, partition, lost, newest)).run())])
 
     def _forget_old(self, log: Checkpoint, number: int) -> None:
         for old in [one for one in log.ends if one < number - 20]:

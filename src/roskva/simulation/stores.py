@@ -96,7 +96,8 @@ class Stores:
         """A partition's file is gone; whoever looks finds a new one, which the manifest knows as recovering."""
         self.counts[f"lost {kind}"] += 1
         address = Address(kind, name, partition)
-        self.incarnations[address] = PartitionRecord(self.incarnations[address].incarnation + 1, RECOVERING, True)
+        newest = max(record.incarnation for record in self.incarnations.values())
+        self.incarnations[address] = PartitionRecord(newest + 1, RECOVERING, True)
         if kind == "table":
             for row in [row for row in self.rows if row[:2] == (name, partition)]:
                 del self.rows[row]
@@ -114,7 +115,7 @@ class Stores:
         """The manifest too: applications count their epochs from below again."""
         self.epochs_lost = self.epochs_lost or bool(self.epochs)
         self.epochs.clear()
-        for kind, name, partition in self.incarnations:
+        for kind, name, partition in sorted(self.incarnations, key=lambda address: address.name == "registrar"):  # as `roskva drop`
             self.lose(kind, name, partition)
 
     def raise_epoch(self, application: str, seen: int) -> int:

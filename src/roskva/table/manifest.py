@@ -155,8 +155,9 @@ class Manifest:
 
         def lose(connection: sqlite3.Connection) -> bool:
             cursor = connection.execute(
-                # The clock keeps incarnations from repeating even if an old manifest was put back.
-                "UPDATE partitions SET incarnation = max(incarnation + 1, ?), state = ?, created = 0"
+                # Above that of every other partition: which loss was the later one is seen by them. The clock keeps incarnations
+                # from repeating even if an old manifest was put back.
+                "UPDATE partitions SET incarnation = max((SELECT max(incarnation) FROM partitions) + 1, ?), state = ?, created = 0"
                 " WHERE kind = ? AND name = ? AND partition = ? AND incarnation = ?",
                 (_now_ms(), LOST, kind, name, partition, seen_incarnation),
             )

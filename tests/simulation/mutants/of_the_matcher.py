@@ -211,6 +211,12 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
         needs=("failing writes",),
     ),
     mutant(
+        "a repair leaves out rows that may be of before the loss",
+        "pipeline.repair",
+        "partition), around) > newest:",
+        "partition), around) > 0:",
+    ),
+    mutant(
         "registrations of a lost Matcher partition are not made anew",
         "pipeline.repair",
         '_HELD: Final = frozenset({("table", "matcher"), ',

@@ -63,8 +63,8 @@ def sweep(spark: SparkSession, settings: Settings, request: Request, record: Rec
     return total
 
 
-def repair(spark: SparkSession, settings: Settings, lost: frozenset[int]) -> Counts:
+def repair(spark: SparkSession, settings: Settings, lost: frozenset[int], newest: int) -> Counts:
     """One pass over all clients' rows: what is registered for objects of these partitions is registered anew."""
-    request = Request("repair", clock_ms(), lost=lost)
+    request = Request("repair", clock_ms(), lost=lost, newest=newest)
     record = run_sweep(open_table(settings), settings.partitions, request, partial(sweep, spark, settings))
     return Counts(**{name: record.swept.counts.get(name, 0) for name in COUNTS})

@@ -12,7 +12,7 @@ from typing import Final
 from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.repair import Lost, Repair, lost_in, partitions_to_repair
+from roskva.pipeline.repair import Lost, Repair, lost_in, newest_of, partitions_to_repair
 from roskva.pipeline.sweeps.frame import Progress, Request, Swept
 from roskva.pipeline.sweeps.record import Repaired, read_repaired, write_repaired
 from roskva.pipeline.telling import COUNTS, Counts
@@ -34,7 +34,7 @@ class RepairSweep:
 
     def run(self, partition: int) -> Swept:
         repair = Repair(self._connected, self._request.dry_run, lambda: self._told.so_far(_swept_by(repair)))
-        repair.run(partition, self._request.lost)
+        repair.run(partition, self._request.lost, self._request.newest)
         return _swept_by(repair)
 
 
@@ -50,7 +50,7 @@ class Repairs:
     "unknown" once more. It is written after the pass, never before. Without that record a repair is repeated, which does no harm.
     """
 
-    def __init__(self, manifest: Manifest, table: Table, settings: Settings, repair: Callable[[frozenset[int]], Counts]) -> None:
+    def __init__(self, manifest: Manifest, table: Table, settings: Settings, repair: Callable[[frozenset[int], int], Counts]) -> None:
         self._manifest = manifest
         self._table = table
         self._settings = settings
@@ -69,7 +69,7 @@ class Repairs:
         new = [one for one in lost if one not in self._repaired_s]
         if new:
             log.warning("repairing what was lost: %s", ", ".join(str(one.address) for one in new))
-            counts = self._repair(partitions_to_repair(new, self._settings.partitions))
+            counts = self._repair(partitions_to_repair(new, self._settings.partitions), newest_of(new))
             log.warning("%s registrations were made anew", f"{counts.propagations:,}")
             self._repaired_s.update(dict.fromkeys(new, now_s))
             self._noted_s, self._to_note = float("-inf"), True
