@@ -168,9 +168,9 @@ class Desk(Rows):
             decision = core.operate(row, visit.number, visit.operations, message.register, message.unregister, REGISTRATIONS_MAX)
             self._carry_out(visit, decision)
         if message.sync is not None:
-            self._carry_out(visit, core.sync(row, visit.number, visit.operations, message.sync, REGISTRATIONS_MAX))
+            self._carry_out(visit, core.sync(row, visit.number, visit.operations, message.sync, REGISTRATIONS_MAX), answer=True)
 
-    def _carry_out(self, visit: Visit, decision: core.Decision) -> None:
+    def _carry_out(self, visit: Visit, decision: core.Decision, answer: bool = False) -> None:
         """The caller's duties of `core`, in their order: mark, write, append, answer."""
         if decision.events:
             self._mark(visit.client)
@@ -181,7 +181,7 @@ class Desk(Rows):
                 visit.outstanding.clear()
         visit.take(self.row(visit.client))
         self._append(decision.events)
-        if decision.statuses or decision.sync_request is not None or not decision.events:
+        if answer or decision.statuses or decision.sync_request is not None or not decision.events:
             self._speak(visit, status=decision.statuses, sync_request=decision.sync_request)
 
     def _acknowledge(self, visit: Visit, ack: Ack) -> None:
