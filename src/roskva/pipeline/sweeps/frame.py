@@ -72,7 +72,7 @@ class Request:
     now_ms: int  # of the driver's clock, when the sweep began
     dry_run: bool = False
     lost: frozenset[int] = frozenset()  # for `repair`: the partitions that were lost before it began
-    newest: int = 0  # for `repair`: the incarnation of the last of these losses
+    newest: int = (1 << 63) - 1  # for `repair`: the incarnation of the last of these losses; without it no row is left out
 
     @property
     def today(self) -> int:
