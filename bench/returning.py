@@ -100,7 +100,7 @@ class ReturningClient(WSListener):
 
     def _again(self) -> None:
         if not self._fleet.closing and self._core.stopped is None:
-            self._fleet.connect_later(self, connect_pause_s(self._core.config, self._failures, random.random()))
+            self._fleet.connect_later(self, connect_pause_s(self._core.config, self._failures, random.random(), self._core.spread_s))
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport

@@ -121,6 +121,7 @@ class Settings:
         least=1 << 12,
     )
     connections_max: int = setting(18_000, "Connections of one gateway; keep it below the file limit (ulimit -n).")
+    reconnects_per_s: float = setting(1_000, "A gateway that stops asks its clients to come back at this pace, so that they are no herd.")
 
     ack_wait_ms: float = setting(50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0)
     scan_s: float = setting(60.0, "How often the rows of online clients with unfinished work are read again.")

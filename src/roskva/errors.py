@@ -27,6 +27,7 @@
     |   +-- PartitionUnavailable   a partition is busy, failing or cannot be opened
     |   +-- PartitionLost          a partition's file is not the one that the manifest names
     |   +-- Overloaded             a queue is at its limit
+    |   +-- GoingAway              the gateway stops, and its clients come back within `retry_after_s`
     |   +-- SlowConsumer           a connection did not take what was sent to it
     |   +-- ServiceUnreachable     nothing answers at the service's address
     |   +-- FetchFailed            a LiveCache has no current value, and the application's own fetch failed
@@ -264,6 +265,17 @@ class Overloaded(Unavailable):
 
     def __init__(self, what: str = "", retry_after_s: float = Unavailable.retry_after_s) -> None:
         super().__init__(what)
+        self.retry_after_s = retry_after_s
+
+
+class GoingAway(Unavailable):
+    """`retry_after_s`: all clients of this gateway come back within so long, each at a moment of its own."""
+
+    code = "going-away"
+    advice = "Connect again."
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("This gateway stops.")
         self.retry_after_s = retry_after_s
 
 

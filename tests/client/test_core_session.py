@@ -7,6 +7,7 @@ import json
 import pytest
 
 from roskva.client.actions import CloseChannel, ReissueRegistrations, Reported, Stopped, WriteState
+from roskva.client.limits import connect_pause_s
 from roskva.client.state import encode_state
 from roskva.errors import ClientStopped, InvalidApplication, UnknownApplication
 from roskva.protocol.messages import Config, ErrorReport, Grant
@@ -304,6 +305,18 @@ def test_clients_that_were_refused_together_do_not_return_together(dice: float, 
     assert bench.take_said() == []
     bench.pass_time(0.5)
     assert bench.said[0].register
+
+
+def test_a_gateway_that_goes_is_left_at_a_moment_of_ones_own_and_only_once() -> None:
+    bench = Bench().live()
+    bench.say(summary=None, error=ErrorReport(code="going-away", message="bye", transient=True, retry_after_s=10.0))
+    assert bench.actions == [CloseChannel()]  # nothing was refused, and whatever carried it, it leads nowhere any more
+    assert [connect_pause_s(bench.core.config, 0, dice, bench.core.spread_s) for dice in (0.0, 0.5, 1.0)] == [0.0, 5.0, 10.0]
+    assert connect_pause_s(bench.core.config, 1, 1.0, bench.core.spread_s) == 2 * bench.core.config.connect_min_s  # it has waited its turn
+    assert connect_pause_s(bench.core.config, 0, 1.0, 1e9) == bench.core.config.connect_max_s
+    bench.do(bench.core.disconnected(bench.now))
+    bench.do(bench.core.connected(bench.now))
+    assert connect_pause_s(bench.core.config, 0, 1.0, bench.core.spread_s) == bench.core.config.connect_min_s
 
 
 def _waits_long_for_an_answer(what: str) -> Bench:

@@ -363,10 +363,10 @@ async def test_a_stream_that_is_not_read_is_cut_off(poller: Poller, gateway: Gat
     await raw.close()
 
 
-async def test_stop_tells_the_waiting_and_opens_no_more(start: Start, http: aiohttp.ClientSession) -> None:
-    gateway = await start()
+async def test_stop_tells_the_waiting_how_slowly_to_come_back_and_opens_no_more(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start(reconnects_per_s=0.1)
     poller = await Poller.open(http, gateway)
-    waiting = asyncio.create_task(http.get(poller.url).__aenter__())
+    waiting = asyncio.create_task(poller.poll())
     await poller.waits()
     async with http.get(gateway.url + "/healthz"):
         pass  # a connection that is kept open
@@ -375,9 +375,8 @@ async def test_stop_tells_the_waiting_and_opens_no_more(start: Start, http: aioh
         assert await error_of(answer) == (503, "unavailable")
     async with asyncio.timeout(WAIT_S):
         await gateway.stop()
-    answer = await waiting
-    assert answer.status == 410
-    assert "going-away" in (await answer.json())["error"]["message"]
+    (farewell,) = await waiting
+    assert (farewell["error"]["code"], farewell["error"]["retry_after_s"]) == ("going-away", 10.0)
 
 
 async def test_a_session_moves_between_channels_by_speaking(poller: Poller, gateway: Gateway, http: aiohttp.ClientSession) -> None:

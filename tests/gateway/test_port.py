@@ -375,11 +375,14 @@ async def test_client_that_catches_up_in_time_stays(gateway: Gateway) -> None:
     await raw.close()
 
 
-async def test_stop_closes_connections_with_1001(start: Start, http: aiohttp.ClientSession) -> None:
-    gateway = await start()
-    async with http.ws_connect(channel_url(gateway)) as socket:
+async def test_stop_tells_how_slowly_to_come_back_and_closes_connections_with_1001(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start(reconnects_per_s=0.1)
+    async with http.ws_connect(channel_url(gateway)) as socket, http.ws_connect(channel_url(gateway)) as other:
         await handshake(socket)
+        await handshake(other, "other")
         stopping = asyncio.create_task(gateway.stop())
+        error = (await hear_until(socket, "error"))["error"]
+        assert (error["code"], error["retry_after_s"], error["transient"]) == ("going-away", 20.0, True)  # two clients, one in ten seconds
         assert await close_of(socket) == (1001, "going-away")
         async with asyncio.timeout(10):
             await stopping

@@ -258,7 +258,7 @@ export class Session implements Source {
         if (!failures && !this.#closed) this.#report(error instanceof NotConnected ? "service-unreachable" : "internal", this.unreachable);
         failures += 1;
       }
-      const pauseS = this.#connector.hasNext ? 0 : connectPauseS(this.#core.config, failures, Math.random());
+      const pauseS = this.#connector.hasNext ? 0 : connectPauseS(this.#core.config, failures, Math.random(), this.#core.spreadS);
       if (!this.#over()) await this.#pause(pauseS);
     }
   }

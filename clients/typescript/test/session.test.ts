@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ClientCore } from "../src/core/core.ts";
 import { ClientStopped, InvalidApplication, InvalidDevice, InvalidVersion } from "../src/core/errors.ts";
+import { connectPauseS } from "../src/core/limits.ts";
 import { nameFromText } from "../src/core/model.ts";
 import { encodeState } from "../src/core/state.ts";
 import { SetDigest } from "../src/core/summaries.ts";
@@ -243,6 +244,18 @@ test("an error that asks for patience gets it, up to twice as long by chance", (
     bench.passTime(0.5);
     assert.ok(bench.said[0]?.register);
   }
+});
+
+test("a gateway that goes is left at a moment of one's own, and only once", () => {
+  const bench = new Bench().live();
+  const pauseS = (failures: number, dice: number) => connectPauseS(bench.core.config, failures, dice, bench.core.spreadS);
+  bench.say({ summary: null, error: { code: "going-away", message: "bye", transient: true, retry_after_s: 10 } });
+  assert.deepEqual(bench.actions, [{ kind: "closeChannel" }]); // nothing was refused, and whatever carried it leads nowhere any more
+  assert.deepEqual([0, 0.5, 1].map((dice) => pauseS(0, dice)), [0, 5, 10]);
+  assert.equal(pauseS(1, 1), 2 * bench.core.config.connect_min_s); // it has waited its turn
+  assert.equal(connectPauseS(bench.core.config, 0, 1, 1e9), bench.core.config.connect_max_s);
+  bench.reconnect();
+  assert.equal(pauseS(0, 1), bench.core.config.connect_min_s);
 });
 
 test("a session whose first message is refused says it again", () => {

@@ -52,7 +52,7 @@ from roskva.client.operations import Operations, pause_s
 from roskva.client.outbox import Outbox
 from roskva.client.state import encode_state, prior_token
 from roskva.client.syncing import Syncing
-from roskva.errors import BadRequest, ClientStopped, Overloaded, RoskvaError, from_report
+from roskva.errors import BadRequest, ClientStopped, GoingAway, Overloaded, RoskvaError, from_report
 from roskva.model import check_application, check_device, name_from_text
 from roskva.probes import reached
 from roskva.protocol import messages
@@ -104,6 +104,7 @@ class ClientCore:
         self._heard_at = _NEVER  # when a message of this session came, over this connection
         self._quiet_until = _NEVER  # after a config
         self._refused_until = _NEVER  # after an error, over this connection: another one may lead to a gateway that has room
+        self.spread_s = 0.0  # a gateway that goes has asked its clients to come back within so long, not all at once
         # After a restart operations wait a moment, in case the server still has all that the application is about to restate.
         self._restating_until: float | None = None
         self._restating_end = _NEVER
@@ -149,6 +150,7 @@ class ClientCore:
         self._alive_at = now
         self._heard_at = _NEVER
         self._refused_until = _NEVER
+        self.spread_s = 0.0
         self._handshake.due = _NEVER
         self._outbox.must_speak = True
         self.operations.restart()
@@ -301,6 +303,9 @@ class ClientCore:
         """
         if self._handshake.hopeless(error.code):
             return self._end(from_report(error.code, error.message))
+        if error.code == GoingAway.code:
+            self.spread_s = error.retry_after_s
+            return [CloseChannel()]
         if error.retry_after_s > 0:
             least_s = min(max(error.retry_after_s, self.config.retry_min_s), self.config.retry_max_s)
             self._refused_until = max(self._refused_until, now + least_s * (1.0 + self._random()))

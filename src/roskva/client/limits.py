@@ -40,9 +40,9 @@ def objects_per_message(config: Config) -> int:
     return max(1, min(config.operations_per_message_max, (config.message_bytes_max - _HEAD_BYTES) // _OBJECT_BYTES))
 
 
-def connect_pause_s(config: Config, failures: int, dice: float) -> float:
-    """The first time quick; then from half of a bound that doubles, up to all of it."""
+def connect_pause_s(config: Config, failures: int, dice: float, spread_s: float = 0.0) -> float:
+    """The first time quick, unless a gateway asked its many clients to spread; then from half of a bound that doubles to all of it."""
     if failures == 0:
-        return config.connect_min_s * dice
+        return max(config.connect_min_s, min(spread_s, config.connect_max_s)) * dice
     bound_s = min(config.connect_max_s, config.connect_min_s * 2.0 ** min(failures, 32))
     return bound_s * (0.5 + dice / 2)

@@ -418,7 +418,7 @@ class Client:
                 except Exception:
                     log.exception("a connection ended by a defect of this library; the client keeps trying")
                     failures += 1
-                pause_s = 0.0 if connector.has_next else connect_pause_s(core.config, failures, self._random())
+                pause_s = 0.0 if connector.has_next else connect_pause_s(core.config, failures, self._random(), core.spread_s)
                 if core.stopped is None:
                     self._woken.clear()
                     with contextlib.suppress(TimeoutError):

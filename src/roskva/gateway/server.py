@@ -21,8 +21,10 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from roskva.address import address_of, bound_socket
 from roskva.config import Settings
+from roskva.errors import GoingAway
 from roskva.gateway.attached import AttachedConnection, Attachment
 from roskva.gateway.polled import PolledConnection, Polls, older
+from roskva.gateway.routing import error_message
 from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
 from roskva.protocol.channel import Channel
 from roskva.telemetry.metrics import Metrics
@@ -83,6 +85,7 @@ class Port:
         self.polls = Polls(self)
         self.lines: set[TrustedLine] = set()
         self._connections_max = settings.connections_max
+        self._reconnects_per_s = settings.reconnects_per_s
         self._stopping = False
         self._websockets = 0  # on picows
         self.by_channel = dict.fromkeys(_CHANNELS.values(), 0)  # connections now
@@ -113,14 +116,17 @@ class Port:
             opening.abort()
 
     async def stop(self, wait_s: float = 3.0) -> None:
-        """Close every connection with "going away", wait a moment for the clients' answers, then end the rest."""
+        """Tell all clients how slowly to come back, close every connection, wait a moment for the clients' answers, then end the rest."""
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for connection in list(self._router.connections.values()):
-            connection.close("going-away")
+        going = list(self._router.connections.values())
+        farewell = error_message(GoingAway(len(going) / self._reconnects_per_s))
+        for connection in going:
+            connection.send(farewell)
+            connection.close(GoingAway.code)
         for line in self.lines:
-            line.close("going-away")
+            line.close(GoingAway.code)
         for _ in range(int(wait_s / _LOOK_S)):
             if not self._router.connections and not self.lines:
                 break

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType as HttpMsgType
 from aiohttp import web
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
-from roskva.errors import MalformedMessage, MessageTooLarge, Overloaded, SlowConsumer, Unavailable
+from roskva.errors import GoingAway, MalformedMessage, MessageTooLarge, Overloaded, SlowConsumer, Unavailable
 from roskva.gateway.routing import error_message
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TRY_AGAIN: Final = 1013
 
 # The close code tells a client's library what to do; the reason carries the name of the error (docs/errors.md).
 CLOSE_CODES: Final = {
-    "going-away": GOING_AWAY,
+    GoingAway.code: GOING_AWAY,
     "protocol-error": PROTOCOL_ERROR,
     "binary-frame": TEXT_ONLY,
     MessageTooLarge.code: TOO_LARGE,

@@ -44,6 +44,7 @@ import { Syncing } from "./syncing.ts";
 export const RESTATING_PAUSES_MAX = 10; // the application may take so many retry_min_s to restate its registrations after a restart
 export const FORGET_SETTLES_S = 5; // a client that signs out waits so long for its unregistrations to reach the Matcher
 const OVERLOADED = "overloaded";
+const GOING_AWAY = "going-away";
 
 export interface CoreOptions {
   readonly random: () => number;
@@ -72,6 +73,7 @@ export class ClientCore {
   #heardAtS = -Infinity; // when a message of this session came, over this connection
   #quietUntilS = -Infinity; // after a config
   #refusedUntilS = -Infinity; // after an error, over this connection: another one may lead to a gateway that has room
+  spreadS = 0; // a gateway that goes has asked its clients to come back within so long, not all at once
   // After a restart operations wait a moment, in case the server still has all that the application is about to restate.
   #restatingUntilS: number | null = null;
   #restatingEndS = -Infinity;
@@ -143,6 +145,7 @@ export class ClientCore {
     this.#aliveAtS = nowS;
     this.#heardAtS = -Infinity;
     this.#refusedUntilS = -Infinity;
+    this.spreadS = 0;
     this.#handshake.dueS = -Infinity;
     this.#outbox.mustSpeak = true;
     this.#operations.restart();
@@ -294,6 +297,10 @@ export class ClientCore {
    */
   #reported(nowS: number, error: ErrorReport): Action[] {
     if (this.#handshake.hopeless(error.code)) return this.#end(new RoskvaError(error.code, error.message));
+    if (error.code === GOING_AWAY) {
+      this.spreadS = error.retry_after_s;
+      return [{ kind: "closeChannel" }];
+    }
     if (error.retry_after_s > 0) {
       const leastS = Math.min(Math.max(error.retry_after_s, this.#config.retry_min_s), this.#config.retry_max_s);
       this.#refusedUntilS = Math.max(this.#refusedUntilS, nowS + leastS * (1 + this.#random()));

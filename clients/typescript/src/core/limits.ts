@@ -36,9 +36,9 @@ export function objectsPerMessage(config: Config): number {
   return Math.max(1, Math.min(config.operations_per_message_max, fitting));
 }
 
-/** Before connecting again. The first time quick; then from half of a bound that doubles, up to all of it. */
-export function connectPauseS(config: Config, failures: number, dice: number): number {
-  if (failures === 0) return config.connect_min_s * dice;
+/** Before connecting again. The first time quick, unless a gateway asked its many clients to spread; then within a bound that doubles. */
+export function connectPauseS(config: Config, failures: number, dice: number, spreadS = 0): number {
+  if (failures === 0) return Math.max(config.connect_min_s, Math.min(spreadS, config.connect_max_s)) * dice;
   const boundS = Math.min(config.connect_max_s, config.connect_min_s * 2 ** Math.min(failures, DOUBLINGS_MAX));
   return boundS * (0.5 + dice / 2);
 }
