@@ -42,6 +42,9 @@ HEAD_BYTES_MAX: Final = 16 << 10
 _SWEEP_S: Final = 1.0
 _LOOK_S: Final = 0.02
 _BACKLOG: Final = 4_096
+# libuv accepts one connection in each turn of the loop, however many wait, and under load a turn takes milliseconds: it listens with so
+# many handles of the one socket.
+_ACCEPTED_AT_ONCE: Final = 16
 _CHANNEL_STARTS: Final = (b"GET /v1/channel ", b"GET /v1/channel?")
 # A peer that vanished without a word is noticed by the kernel: after so long without an answer to data or to a probe.
 _DEAD_PEER_S: Final = 120
@@ -92,7 +95,7 @@ class Port:
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
         self._router = router
         self._listener_socket: socket.socket | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     def bind(self, listen: str) -> str:
@@ -103,14 +106,16 @@ class Port:
     async def start(self) -> None:
         assert self._listener_socket is not None
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Opening(self), sock=self._listener_socket, backlog=_BACKLOG)
+        with self._listener_socket as listener:
+            for _ in range(_ACCEPTED_AT_ONCE):
+                self._servers.append(await loop.create_server(lambda: _Opening(self), sock=listener.dup(), backlog=_BACKLOG))
         self._sweeper = loop.create_task(self._sweep())
 
     def stop_accepting(self) -> None:
         self._stopping = True
-        if self._server is not None:
-            self._server.close()
-        elif self._listener_socket is not None:
+        for server in self._servers:
+            server.close()
+        if self._listener_socket is not None:
             self._listener_socket.close()
         for opening in list(self.openings):
             opening.abort()
