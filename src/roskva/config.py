@@ -51,6 +51,12 @@ ADDRESS: Final[dict[str, Any]] = {
     "pattern": r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):[0-9]{1,5}",
     "form": "HOST:PORT, such as 127.0.0.1:8470 or [::1]:8470",
 }
+ORIGIN: Final[dict[str, Any]] = {"pattern": r"https?://[^\s/,]+", "form": "an origin as browsers send it, such as https://shop.example"}
+URL: Final[dict[str, Any]] = {"pattern": r"https?://[^\s/]+\S*", "form": "a URL, such as https://shop.example/may-hear"}
+HASH: Final[dict[str, Any]] = {
+    "pattern": r"sha256:[0-9a-f]{64}",
+    "form": "sha256: and 64 hexadecimal digits, as `roskva app key` makes them",
+}
 PATH: Final[dict[str, Any]] = {"pattern": r"[^.\s]+(?:\.[^.\s]+)*", "form": "field names joined by dots, such as data.id"}
 
 
@@ -73,6 +79,54 @@ class ApplicationSettings:
     version_path: str = setting("version", "Where the version is in the application's own update form.", **PATH)
     source_path: str = setting("source", "Where the source is in the application's own update form.", **PATH)
 
+    publish_keys: tuple[str, ...] = setting(
+        (),
+        "Hashes of the keys that may publish (`roskva app key`); several while one replaces another. Without any, everybody may.",
+        **HASH,
+    )
+    authentication: str = setting(
+        "none",
+        "How clients say who their user is: none (anybody may register: for development), jwt, or webhook.",
+        pattern="none|jwt|webhook",
+        form="one of none, jwt, webhook",
+    )
+    jwt_algorithm: str = setting(
+        "EdDSA",
+        "How JSON Web Tokens are signed: EdDSA, RS256 or HS256.",
+        pattern="EdDSA|RS256|HS256",
+        form="one of EdDSA, RS256, HS256",
+    )
+    jwt_keys: str = setting(
+        "", "What they are verified with: a file (a public key in PEM, a JWK set, or for HS256 the secret), or the URL of a JWK set."
+    )
+    jwt_issuer: str = setting("", "What `iss` must be; empty: anything.")
+    jwt_audience: str = setting("", "What `aud` must be or hold; empty: there must be none.")
+    jwt_leeway_s: float = setting(30.0, "How far the clock of whoever signs may be off.", least=0)
+    credential_s_max: float = setting(86_400.0, "A credential counts for so long at most after it was accepted, whatever it says.")
+    authentication_webhook: str = setting("", "The URL that is asked who a credential belongs to, if authentication is webhook.", **URL)
+    registrable: tuple[str, ...] = setting(
+        ("*",), "Patterns of what a user may register for: `news:*`, or with claims of its credential `inbox:{sub}`; docs/security.md."
+    )
+    authorization_webhook: str = setting(
+        "", "A URL that is asked, too, whether a user may register for an object; empty: the patterns decide.", **URL
+    )
+    authorization_s: float = setting(300.0, "How long its answer counts. Then it is asked again before anything is told.")
+    webhook_timeout_s: float = setting(2.0, "How long a webhook may take; then nothing is allowed, and it is asked again.")
+    webhook_key_file: str = setting("", "A file with a secret that webhooks are called with, as `Authorization: Bearer`.")
+    revoked_users: tuple[str, ...] = setting(
+        (),
+        "USER@SECONDS: credentials of that user that were issued before then do not count (`roskva user revoke`).",
+        pattern=r".+@[0-9]+",
+        form="a user, @ and a time in seconds since 1970",
+    )
+    origins: tuple[str, ...] = setting((), "Origins of pages, other than the gateway's own, that may call from browsers.", **ORIGIN)
+    private_names: bool = setting(False, "Names of objects are hashed in logs.")
+
+    connections_max: int = setting(0, "Connections of this application's clients at one gateway; 0: as many as that takes.", least=0)
+    registrations_per_client_max: int = setting(0, "Registrations of one client; 0: as many as the service allows.", least=0)
+    messages_per_s_max: float = setting(100.0, "Messages of one client in a second, ten times as many at once; more are refused.")
+    publishes_per_s_max: float = setting(200_000.0, "Updates in a second at one gateway, twice as many at once; more are refused.")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -81,6 +135,12 @@ class Settings:
     data: Path = setting(DATA, "The data directory: feed, tables, checkpoints, keys.")
     listen: str = setting("127.0.0.1:8470", "HOST:PORT of the one public port.", **ADDRESS)
     internal_listen: str = setting("127.0.0.1:0", "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one.", **ADDRESS)
+    insecure: bool = setting(
+        False, "Serve other machines although applications ask neither clients nor publishers who they are; for closed networks only."
+    )
+    tls_certificate: str = setting("", "A file with the certificate chain in PEM: the public port speaks TLS. Renewed files are noticed.")
+    tls_key: str = setting("", "The file with the certificate's private key in PEM.")
+    reload_s: float = setting(1.0, "How often the settings' and certificates' files are looked at; applications change without a restart.")
     data_center: str = setting(
         "local",
         "The name of this data center; part of every token.",
@@ -121,6 +181,14 @@ class Settings:
         least=1 << 12,
     )
     connections_max: int = setting(18_000, "Connections of one gateway; keep it below the file limit (ulimit -n).")
+    connections_per_address_max: int = setting(2_000, "Connections from one address; many people may share one.")
+    handshakes_per_address_per_s: float = setting(50.0, "Handshakes from one address in a second, twenty times as many at once.")
+    unlimited_addresses: tuple[str, ...] = setting(
+        ("127.0.0.1", "::1"), "Addresses without these two limits: of this machine, of load generators."
+    )
+    proxies: tuple[str, ...] = setting(
+        ("127.0.0.1", "::1"), "Addresses of proxies in front: what they say in X-Forwarded-For is the client's address."
+    )
     reconnects_per_s: float = setting(1_000, "A gateway that stops asks its clients to come back at this pace, so that they are no herd.")
 
     ack_wait_ms: float = setting(50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0)
@@ -261,18 +329,22 @@ def _convert_all(kind: type, given: Mapping[str, object], place: str, spelled: A
 
 
 def _suggestion(name: str, known: Iterable[str], kind: type, spelled: Any) -> str:
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
-    if near:
-        return f" Did you mean {spelled(near[0])!r}?"
     if kind is Settings and name in {item.name for item in fields(ApplicationSettings)}:
         return f" {name!r} belongs into a table [applications.NAME]."
     if kind is ApplicationSettings and name in {item.name for item in fields(Settings)}:
         return f" {name!r} belongs to the top of the file, before the first table."
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    if near:
+        return f" Did you mean {spelled(near[0])!r}?"
     return ""
 
 
 def _convert(item: Field[Any], value: object, place: str) -> Any:
     """The value in the type of its field: as TOML has it, or from text."""
+    if item.type == "tuple[str, ...]":
+        return _convert_list(item, value, place)
+    if item.type == "bool":
+        return _convert_bool(value, place)
     if item.type in ("str", "Path"):
         if not isinstance(value, str) or not value:
             raise InvalidSetting(f"{place} must be text, not {value!r}.")
@@ -290,6 +362,25 @@ def _convert(item: Field[Any], value: object, place: str) -> Any:
         limits = f"at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise InvalidSetting(f"{place} is {value!r}; it must be {limits}.")
     return number
+
+
+def _convert_list(item: Field[Any], value: object, place: str) -> tuple[str, ...]:
+    """A list of texts; outside of the file, separated by commas."""
+    texts = [text.strip() for text in value.split(",") if text.strip()] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidSetting(f"{place} must be a list of texts, not {value!r}.")
+    pattern = item.metadata["pattern"]
+    for text in texts:
+        if pattern is not None and re.fullmatch(pattern, text) is None:
+            raise InvalidSetting(f"{place} holds {text!r}; each must be {item.metadata['form']}.")
+    return tuple(texts)
+
+
+def _convert_bool(value: object, place: str) -> bool:
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None:
+        raise InvalidSetting(f"{place} must be true or false, not {value!r}.")
+    return found
 
 
 def _number(item: Field[Any], value: object, place: str) -> int | float:
@@ -384,6 +475,10 @@ def _table(kind: type) -> str:
 
 def _shown(name: str, default: Any) -> str:
     """A default as one would write it in the file."""
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, tuple):
+        return "`[" + ", ".join(f'"{text}"' for text in default) + "]`"
     if isinstance(default, str | Path):
         return f'`"{default}"`'
     if _is_size(name):

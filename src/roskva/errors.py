@@ -19,6 +19,13 @@
     |   +-- TokenElsewhere         the token is of another data center or incarnation
     |   +-- SessionSuperseded      a later start of the same client took over
     |   +-- TrustRefused           a trusted connection did not show the key
+    |   +-- PublishKeyRefused      a publish did not show a key of its application
+    |   +-- AdministrationRefused  a call of an operator did not show the key
+    |   +-- CredentialRequired     the application asks who its users are, and none was named
+    |   +-- CredentialRefused      a user's credential is forged, of somebody else, or revoked
+    |   +-- CredentialExpired      a user's credential is too old
+    |   +-- NotAuthorized          this user may not register for this object
+    |   +-- EncodingRefused        a request's body is compressed
     |   +-- ChannelClosed          a polled connection is not known, or was closed
     |   +-- InvalidSetting         a setting is unknown, or its value does not fit
     +-- Unavailable                the same call may succeed later
@@ -27,6 +34,9 @@
     |   +-- PartitionUnavailable   a partition is busy, failing or cannot be opened
     |   +-- PartitionLost          a partition's file is not the one that the manifest names
     |   +-- Overloaded             a queue is at its limit
+    |   +-- RateLimited            more messages, publishes or handshakes in a second than allowed
+    |   +-- TooManyConnections     an address or an application has as many connections as allowed
+    |   +-- AuthorizationUnavailable  the application's own service, which decides, does not answer
     |   +-- GoingAway              the gateway stops, and its clients come back within `retry_after_s`
     |   +-- SlowConsumer           a connection did not take what was sent to it
     |   +-- ServiceUnreachable     nothing answers at the service's address
@@ -208,6 +218,66 @@ class TrustRefused(BadRequest):
     advice = "Send `Authorization: Bearer` with the key `trusted` of DATA/keys.json."
 
 
+class PublishKeyRefused(BadRequest):
+    code = "publish-key-refused"
+    status = 401
+    advice = "Send `Authorization: Bearer` with a key of the application; `roskva app key add` makes one."
+
+    def __init__(self, application: object) -> None:
+        super().__init__(f"No key of application {_shown(application)} was shown.")
+
+
+class AdministrationRefused(BadRequest):
+    code = "administration-refused"
+    status = 401
+    advice = "Send `Authorization: Bearer` with the key `admin` of DATA/keys.json; the command line reads it there, or in ROSKVA_ADMIN_KEY."
+
+    def __init__(self) -> None:
+        super().__init__("This is for operators, and their key was not shown.")
+
+
+class CredentialRequired(BadRequest):
+    code = "credential-required"
+    status = 401
+    advice = "Send a `credential` of the signed-in user."
+
+    def __init__(self, application: object) -> None:
+        super().__init__(f"Application {_shown(application)} asks who its users are.")
+
+
+class CredentialRefused(BadRequest):
+    code = "credential-refused"
+    status = 401
+    advice = "Sign in again, and send the new credential."
+
+
+class CredentialExpired(BadRequest):
+    code = "credential-expired"
+    status = 401
+    advice = "Send a new credential of the same user: registrations stay."
+
+    def __init__(self) -> None:
+        super().__init__("The credential has expired.")
+
+
+class NotAuthorized(BadRequest):
+    code = "not-authorized"
+    status = 403
+    advice = "Register for what this user may see, or let the application allow it."
+
+    def __init__(self) -> None:
+        super().__init__("This user may not register for this object.")
+
+
+class EncodingRefused(BadRequest):
+    code = "encoding-refused"
+    status = 415
+    advice = "Send it as it is, without Content-Encoding."
+
+    def __init__(self, encoding: object) -> None:
+        super().__init__(f"Bodies in the encoding {_shown(encoding)} are not read.")
+
+
 class ChannelClosed(BadRequest):
     code = "channel-closed"
     status = 410
@@ -266,6 +336,34 @@ class Overloaded(Unavailable):
     def __init__(self, what: str = "", retry_after_s: float = Unavailable.retry_after_s) -> None:
         super().__init__(what)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Unavailable):
+    """`limit` names the setting that was reached; `retry_after_s`: when there is room again."""
+
+    code = "rate-limited"
+    status = 429
+    advice = "Come more slowly."
+
+    def __init__(self, limit: str, retry_after_s: float) -> None:
+        super().__init__(f"More than {limit} allows.")
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class TooManyConnections(Unavailable):
+    code = "too-many-connections"
+    advice = "Close some, or come back later."
+    retry_after_s = 10.0
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(f"There are as many connections as {limit} allows.")
+        self.limit = limit
+
+
+class AuthorizationUnavailable(Unavailable):
+    code = "authorization-unavailable"
+    advice = "It is asked again; nothing is allowed meanwhile."
 
 
 class GoingAway(Unavailable):

@@ -23,6 +23,7 @@ Operation = Annotated[int, Meta(ge=1, le=2**53)]  # numbers the operations of on
 Epoch = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Bucket = Annotated[int, Meta(ge=0, lt=BUCKETS)]
 Text = Annotated[str, Meta(max_length=512)]
+Secret = Annotated[str, Meta(max_length=8_192)]  # a user's credential: long enough for a JWT
 
 
 class Wire(Struct, frozen=True, omit_defaults=True):
@@ -112,6 +113,8 @@ class ClientMessage(Wire, frozen=True):
     sync: Sync | None = None
     info: Info | None = None
     forget: bool = False  # delete this client: its id, and whatever is kept of it
+    # Who the user is: with an init, with the first message over a connection, and whenever there is a new one.
+    credential: Secret = ""
 
 
 class Grant(Wire, frozen=True):
@@ -172,6 +175,15 @@ class Config(Wire, frozen=True):
     epoch: Epoch = 0
 
 
+class CredentialState(Wire, frozen=True):
+    """What became of the user's credential. Wanted: nothing was done with the message, and nothing is told until one is accepted."""
+
+    wanted: bool = False
+    good_s: float = 0.0  # it was accepted, for so long from now; 0: for as long as the session
+    code: Text = ""  # why one is wanted
+    message: Text = ""
+
+
 class ErrorReport(Wire, frozen=True):
     code: Text
     message: str
@@ -192,6 +204,7 @@ class ServerMessage(Wire, frozen=True):
     sync_request: SyncRequest | None = None
     config: Config | None = None
     error: ErrorReport | None = None
+    credential: CredentialState | None = None
 
 
 REGISTERED: Final = "registered"

@@ -31,6 +31,7 @@ class Claims(NamedTuple):
     data_center: str
     incarnation: int
     tag: str = ""  # random: tells apart two sessions that two owners granted under one number
+    user: str = ""  # whom the application vouched for; empty where it does not ask
 
 
 class Keyring:

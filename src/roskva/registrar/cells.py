@@ -1,6 +1,6 @@
 """The cells of a client's row in the Registrar table (Thialfi Table 2): how they are named, valued and read back.
 
-    created                     @0        application and device; absent: the client was collected or lost
+    created                     @0        application, device and user; absent: the client was collected or lost
     seqno                       @seqno    the largest session granted or seqno used
     seen                        @day      last day on which the client was heard; written at most once a day
     reg:{object}                @seqno    registered or unregistered
@@ -45,6 +45,7 @@ _SECOND_MAX: Final = 256**_STAMP_BYTES - 1
 class Created(msgspec.Struct, frozen=True, array_like=True):
     application: str
     device: str
+    user: str = ""  # whose client it is, where the application asks; another user on the same device is another client
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):

@@ -68,6 +68,14 @@ def _message(way: str) -> Any:
     return _counter("roskva_messages", "Messages on client connections, by what happened to them.", way=way)
 
 
+def _limit(limit: str) -> Any:
+    return _counter("roskva_limited", "What was refused, by the setting that was reached.", limit=limit)
+
+
+def _refusal(reason: str) -> Any:
+    return _counter("roskva_refused", "What was refused for who asked, by the code of the error.", reason=reason)
+
+
 @dataclass(slots=True)
 class Metrics:
     """All numbers of one gateway. Add to them directly: `metrics.notifications_sent += 1`."""
@@ -81,6 +89,17 @@ class Metrics:
     updates_unavailable: int = _update("unavailable")  # the feed was full or failing
 
     tokens_refused: int = _counter("roskva_tokens_refused", "Messages whose token did not verify.")
+    origins_refused: int = _refusal("origin-refused")
+    publish_keys_refused: int = _refusal("publish-key-refused")
+    administration_refused: int = _refusal("administration-refused")
+    encodings_refused: int = _refusal("encoding-refused")
+
+    limited_connections: int = _limit("connections_max")
+    limited_connections_of_application: int = _limit("connections_max of the application")
+    limited_connections_of_address: int = _limit("connections_per_address_max")
+    limited_handshakes: int = _limit("handshakes_per_address_per_s")
+    limited_messages: int = _limit("messages_per_s_max")
+    limited_publishes: int = _limit("publishes_per_s_max")
 
     messages_received: int = _message("received")
     messages_sent: int = _message("sent")
