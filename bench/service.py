@@ -25,6 +25,7 @@ from typing import IO, Any, Final
 
 from bench import accounting
 from roskva.config import Settings
+from roskva.keys import administration
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 APPLICATION: Final = "demo"
@@ -81,7 +82,8 @@ class Service:
         return samples
 
     def get(self, path: str) -> bytes:
-        with _opener.open(self.url + path, timeout=10.0) as answer:
+        request = urllib.request.Request(self.url + path, headers=administration(self.data))
+        with _opener.open(request, timeout=10.0) as answer:
             body: bytes = answer.read()
         return body
 

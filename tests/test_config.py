@@ -154,7 +154,8 @@ def test_addresses(address: str) -> None:
 
 
 def test_every_default_passes_its_own_check() -> None:
-    flags = {item.name: str(item.default) for item in fields(Settings) if item.name != "applications"}
+    written = {item.name: item.default for item in fields(Settings) if item.name != "applications"}
+    flags = {name: ",".join(default) if isinstance(default, tuple) else str(default) for name, default in written.items()}
     assert load(None, {}, flags) == Settings()
 
 

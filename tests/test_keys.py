@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roskva.errors import KeysUnusable
-from roskva.keys import load_keys
+from roskva.keys import administration, load_keys
 from roskva.protocol.tokens import Claims, Keyring
 
 CLAIMS = Claims("client", "demo", "device", 1, "local", 1)  # type: ignore[arg-type]
@@ -22,6 +22,8 @@ def test_made_once_and_kept(tmp_path: Path) -> None:
     assert second.keyring.verify(first.keyring.sign(CLAIMS)) == CLAIMS
     assert second.internal == first.internal
     assert len(first.internal) == 32
+    assert (second.trusted, second.admin) == (first.trusted, first.admin)
+    assert len({first.admin, first.trusted, base64.b64encode(first.internal).decode()}) == 3
     path = tmp_path / "new" / "data" / "keys.json"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["keys.json"]
@@ -30,10 +32,21 @@ def test_made_once_and_kept(tmp_path: Path) -> None:
 def _load(data: str, answers: multiprocessing.Queue[str], start: multiprocessing.synchronize.Barrier) -> None:
     start.wait(20)
     keys = load_keys(Path(data))
-    answers.put(keys.internal.hex() + keys.keyring.sign(CLAIMS))
+    answers.put(keys.internal.hex() + keys.admin + keys.keyring.sign(CLAIMS))
 
 
-def test_processes_that_start_at_once_get_the_same(tmp_path: Path) -> None:
+def _of_an_earlier_version(data: Path) -> dict[str, object]:
+    load_keys(data)
+    stored: dict[str, object] = json.loads((data / "keys.json").read_text())
+    del stored["admin"]
+    (data / "keys.json").write_text(json.dumps(stored))
+    return stored
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_processes_that_start_at_once_get_the_same(tmp_path: Path, earlier: bool) -> None:
+    if earlier:
+        _of_an_earlier_version(tmp_path / "data")
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.Queue[str] = context.Queue()
     start = context.Barrier(6)
@@ -44,6 +57,22 @@ def test_processes_that_start_at_once_get_the_same(tmp_path: Path) -> None:
     for process in processes:
         process.join(20)
     assert len(found) == 1
+    assert load_keys(tmp_path / "data").admin in found.pop()
+
+
+def test_a_file_without_the_key_of_operators_gets_one_and_keeps_the_rest(tmp_path: Path) -> None:
+    stored = _of_an_earlier_version(tmp_path)
+    assert administration(tmp_path) == {}  # a look changes nothing
+    admin = load_keys(tmp_path).admin
+    assert json.loads((tmp_path / "keys.json").read_text()) == stored | {"admin": admin}
+    assert administration(tmp_path) == {"Authorization": f"Bearer {admin}"}
+    assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["keys.json"]
+
+
+def test_a_look_at_nothing_makes_nothing(tmp_path: Path) -> None:
+    assert administration(tmp_path / "data") == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rotation_newest_signs_all_verify(tmp_path: Path) -> None:
@@ -69,6 +98,7 @@ def test_rotation_newest_signs_all_verify(tmp_path: Path) -> None:
         '{"signing": {"1": "***"}, "internal": "' + "a" * 44 + '"}',
         '{"signing": {"1": "' + "a" * 44 + '"}, "internal": "c2hvcnQ="}',
         '{"signing": {"1": "' + "a" * 44 + '"}}',
+        '{"signing": {"1": "' + "a" * 44 + '"}, "internal": "' + "a" * 44 + '", "admin": "c2hvcnQ="}',
     ],
 )
 def test_unusable_file_is_refused_clearly(tmp_path: Path, content: str) -> None:

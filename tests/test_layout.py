@@ -37,17 +37,20 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": BASE | {"config"},
     "table": BASE | {"config", "durable"},
     "feed": BASE | {"config", "table"},
-    "registrar": BASE | {"config", "protocol", "table", "feed", "telemetry"},
+    "access": BASE | {"config"},
+    "registrar": BASE | {"access", "config", "protocol", "table", "feed", "telemetry"},
     "keys": BASE | {"durable", "protocol"},
     "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
-    | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
+    | {"access", "address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
     | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {
+        "access",
         "address",
         "parent",
         "config",
+        "keys",
         "client",
         "publisher",
         "gateway",
@@ -59,7 +62,8 @@ ALLOWED: dict[str, set[str]] = {
         "Client",
         "Publisher",
     },
-    "simulation": BASE | {"config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
+    "simulation": BASE
+    | {"access", "config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},
     "__main__": {"cli"},
@@ -69,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
 # Pure functions over data: they run in the service, in Spark tasks and in the tests' models alike.
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
-    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface)"
+    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",

@@ -22,9 +22,12 @@ from roskva.model import APPLICATION_PATTERN, DAY_S, check_application
 FILE_NAME: Final = "roskva.toml"
 DATA: Final = Path("roskva-data")
 ENVIRONMENT_PREFIX: Final = "ROSKVA_"
-# Variables with our prefix that are no settings of the service: where to find it, which file to read, and what `up` and
-# the tests tell the processes that they start.
-OTHER_VARIABLES: Final = frozenset({"ROSKVA_URL", "ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT"})
+# Variables with our prefix that are no settings of the service: where to find it, which keys to show it, which file to read, and
+# what `up` and the tests tell the processes that they start.
+OTHER_VARIABLES: Final = frozenset(
+    {"ROSKVA_URL", "ROSKVA_ADMIN_KEY", "ROSKVA_PUBLISH_KEY", "ROSKVA_CREDENTIAL"}
+    | {"ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT"}
+)
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
 
 _SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -56,6 +59,11 @@ URL: Final[dict[str, Any]] = {"pattern": r"https?://[^\s/]+\S*", "form": "a URL,
 HASH: Final[dict[str, Any]] = {
     "pattern": r"sha256:[0-9a-f]{64}",
     "form": "sha256: and 64 hexadecimal digits, as `roskva app key` makes them",
+}
+# roskva.access.patterns reads them: braces hold a claim's name, or stand twice; at most 512 characters.
+REGISTRABLE: Final[dict[str, Any]] = {
+    "pattern": r"(?s:(?=.{1,512}\Z))(?:[^{}]|\{\{|\}\}|\{[^{}*.\s]+(?:\.[^{}*.\s]+)*\})+",
+    "form": "a pattern of objects' names, such as news:* or inbox:{sub}, of at most 512 characters",
 }
 PATH: Final[dict[str, Any]] = {"pattern": r"[^.\s]+(?:\.[^.\s]+)*", "form": "field names joined by dots, such as data.id"}
 
@@ -105,7 +113,9 @@ class ApplicationSettings:
     credential_s_max: float = setting(86_400.0, "A credential counts for so long at most after it was accepted, whatever it says.")
     authentication_webhook: str = setting("", "The URL that is asked who a credential belongs to, if authentication is webhook.", **URL)
     registrable: tuple[str, ...] = setting(
-        ("*",), "Patterns of what a user may register for: `news:*`, or with claims of its credential `inbox:{sub}`; docs/security.md."
+        ("*",),
+        "Patterns of what a user may register for: `news:*`, or with claims of its credential `inbox:{sub}`; docs/security.md.",
+        **REGISTRABLE,
     )
     authorization_webhook: str = setting(
         "", "A URL that is asked, too, whether a user may register for an object; empty: the patterns decide.", **URL
@@ -346,6 +356,8 @@ def _convert(item: Field[Any], value: object, place: str) -> Any:
     if item.type == "bool":
         return _convert_bool(value, place)
     if item.type in ("str", "Path"):
+        if value == "" == item.default:
+            return value  # as if it were not there
         if not isinstance(value, str) or not value:
             raise InvalidSetting(f"{place} must be text, not {value!r}.")
         pattern = item.metadata["pattern"]
@@ -454,7 +466,9 @@ Each application has a table `[applications.NAME]`. Without any, there is one na
 ## Elsewhere
 
 `ROSKVA_URL` (or `--url`) tells `publish`, `watch`, `status` and `dead-letters` where the service is: `http://127.0.0.1:8470`
-unless set. `JAVA_HOME` names the Java that Spark runs on, if it is not found by itself.
+unless set. `ROSKVA_ADMIN_KEY` is what the operators' commands show it, unless they find `keys.json` in the data directory of a service on
+this machine; `ROSKVA_PUBLISH_KEY` (or `--key`) what `publish` and `invalidate` show; `ROSKVA_CREDENTIAL` (or `--credential`) what `watch`
+names its user with. `JAVA_HOME` names the Java that Spark runs on, if it is not found by itself.
 """
 
 

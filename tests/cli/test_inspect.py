@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Three pages of each; answers what was asked for."""
     urls: list[str] = []
 
-    def answer(url: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    def answer(url: str, timeout_s: float, shown: Mapping[str, str]) -> dict[str, Any]:
         urls.append(url)
         following = {"": "one", "one": "two", "two": ""}[urllib.parse.parse_qs(url, keep_blank_values=True)["after"][0]]
         if "/clients/" in url:

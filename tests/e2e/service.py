@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from roskva.keys import administration
+
 START_S = 120.0
 STOP_S = 15.0
 
@@ -69,8 +71,12 @@ class Service:
             return False
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-            return json.loads(answer.read())
+        return json.loads(self.read(path))
+
+    def read(self, path: str) -> bytes:
+        """As an operator."""
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=administration(self.data)), timeout=5) as answer:
+            return bytes(answer.read())
 
     @property
     def pid(self) -> int:
@@ -118,7 +124,7 @@ class Service:
         """A command of the CLI against this service."""
         return subprocess.run(
             [sys.executable, "-m", "roskva", *arguments],
-            env={**os.environ, "ROSKVA_URL": self.url},
+            env={**os.environ, "ROSKVA_URL": self.url, "ROSKVA_DATA": str(self.data)},
             capture_output=True,
             text=True,
             timeout=timeout_s,

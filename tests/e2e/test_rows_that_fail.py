@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -169,7 +168,6 @@ async def test_a_sweep_runs_on_schedule_by_itself_and_finds_no_drift(failing_ser
 
 
 def milestone(service: Service, name: str) -> float:
-    with urllib.request.urlopen(f"{service.url}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = service.read("/metrics").decode().splitlines()
     (value,) = (line.split()[-1] for line in lines if line.startswith("roskva_registrar_total{") and f'"{name}"' in line)
     return float(value)

@@ -14,6 +14,7 @@ import uvloop
 from roskva.config import Settings
 from roskva.feed import open_feed
 from roskva.gateway.service import Gateway
+from roskva.keys import bearer, load_keys
 from roskva.table import open_manifest, open_table
 
 
@@ -52,7 +53,16 @@ async def gateway(start: Start) -> Gateway:
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
+async def http(settings: Settings) -> AsyncIterator[aiohttp.ClientSession]:
+    """Calls as an operator does."""
+    headers = bearer(load_keys(settings.data).admin)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20), headers=headers) as session:
+        yield session
+
+
+@pytest.fixture
+async def anybody() -> AsyncIterator[aiohttp.ClientSession]:
+    """Shows no key."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
         yield session
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -54,13 +55,20 @@ async def page(gateway: Gateway) -> AsyncIterator[Page]:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        asked: set[str] = set()  # what the page asks for that is for operators
+        page.on("request", lambda request: None if urlsplit(request.url).path in OPEN else asked.add(request.url))
         await page.goto(gateway.url)
         yield page
         await browser.close()
     matcher.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await matcher
-    assert [problem for problem in problems if "status of 400" not in problem] == []
+    # A publish that is refused on purpose; and the service is not ready: it has no pipeline.
+    assert [problem for problem in problems if "status of 400" not in problem and "status of 503" not in problem] == []
+    assert asked == set()
+
+
+OPEN = ("/", "/demo.css", "/demo.js", "/roskva.js", "/readyz", "/v1/channel", "/v1/publish")
 
 
 async def test_two_clients_learn_what_is_published(page: Page, tmp_path: Path) -> None:

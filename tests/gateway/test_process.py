@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from roskva.keys import administration
+
 PROGRAM = """
 import sys
 import time
@@ -97,7 +99,8 @@ def test_two_processes_on_one_data_directory_know_each_other(processes: list[sub
     while time.monotonic() < deadline_s and counts != [2, 2]:
         counts = []
         for url in urls:
-            with urllib.request.urlopen(url + "/v1/status", timeout=10) as answer:
+            request = urllib.request.Request(url + "/v1/status", headers=administration(tmp_path))
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 counts.append(len(json.load(answer)["members"]))
         time.sleep(0.2)
     assert counts == [2, 2]

@@ -110,20 +110,22 @@ def check_port(settings: Settings) -> Check:
     try:
         bound_socket(settings.listen).close()
     except AddressInUse:
-        return _who_listens(settings.listen)
+        return _who_listens(settings)
     except InvalidSetting as error:
         return Check("port", FAIL, error.what, "Choose another address with --listen HOST:PORT.")
     return Check("port", OK, f"{settings.listen} is free")
 
 
-def _who_listens(listen: str) -> Check:
+def _who_listens(settings: Settings) -> Check:
+    listen = settings.listen
     try:
-        answer = get_json(f"{public_url(listen)}/v1/status", 3.0)
+        answer = get_json(f"{public_url(listen)}/v1/openapi.json", 3.0)
     except RoskvaError:
         return Check("port", FAIL, f"{listen} is in use by another program", "Stop it, or choose another with --listen HOST:PORT.")
-    if "members" not in answer:
+    about = answer.get("info")
+    if not isinstance(about, dict) or about.get("title") != "Roskva":
         return Check("port", FAIL, f"another web server answers on {listen}", "Stop it, or choose another with --listen HOST:PORT.")
-    return Check("port", OK, f"Roskva {answer.get('version', '')} answers on {listen}")
+    return Check("port", OK, f"Roskva {about.get('version', '')} answers on {listen}")
 
 
 def check_directory(settings: Settings) -> Check:

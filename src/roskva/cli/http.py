@@ -7,10 +7,12 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from roskva.errors import BadRequest, RoskvaError, ServiceUnreachable, Unavailable
 
+_NO_KEY: Final[Mapping[str, str]] = {}
 # Local services are asked directly: a proxy of the environment is for the world outside.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -32,17 +34,19 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def get_json(url: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """The object that the service answers with; text that is not JSON is answered as {"text": ...}."""
-    return _asked(urllib.request.Request(url), timeout_s)
+def get_json(url: str, timeout_s: float = 10.0, shown: Mapping[str, str] = _NO_KEY) -> dict[str, Any]:
+    """The object that the service answers with; text that is not JSON is answered as {"text": ...}. `shown`: the header with a key."""
+    return _asked(urllib.request.Request(url), timeout_s, shown)
 
 
-def post_json(url: str, value: object, timeout_s: float = 30.0) -> dict[str, Any]:
+def post_json(url: str, value: object, timeout_s: float = 30.0, shown: Mapping[str, str] = _NO_KEY) -> dict[str, Any]:
     """The same, for a request that brings something along."""
-    return _asked(urllib.request.Request(url, json.dumps(value).encode(), {"Content-Type": "application/json"}), timeout_s)
+    return _asked(urllib.request.Request(url, json.dumps(value).encode(), {"Content-Type": "application/json"}), timeout_s, shown)
 
 
-def _asked(request: urllib.request.Request, timeout_s: float) -> dict[str, Any]:
+def _asked(request: urllib.request.Request, timeout_s: float, shown: Mapping[str, str]) -> dict[str, Any]:
+    for name, value in shown.items():
+        request.add_unredirected_header(name, value)  # whoever an answer points to is not shown the key
     url = request.full_url
     try:
         with _opener.open(request, timeout=timeout_s) as answer:
@@ -73,10 +77,10 @@ class Conversation:
         self._url = url
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
-    def get_json(self, path: str) -> dict[str, Any]:
+    def get_json(self, path: str, shown: Mapping[str, str] = _NO_KEY) -> dict[str, Any]:
         """As the function of that name. After an error the next call connects anew."""
         try:
-            self._connection.request("GET", path)
+            self._connection.request("GET", path, headers=dict(shown))
             answer = self._connection.getresponse()
             body = answer.read()
         except (http.client.HTTPException, OSError) as error:

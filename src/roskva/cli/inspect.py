@@ -11,9 +11,10 @@ import json
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from roskva.cli.http import checked_url, get_json
+from roskva.cli.settings import as_operator
 from roskva.cli.talk import split_object
 
 _PAGE: Final = 1_000
@@ -21,23 +22,42 @@ _PAGES_MAX: Final = 10_000  # ten million clients of one object
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    url = f"{checked_url(arguments.url)}/v1/inspect"
+    url = checked_url(arguments.url)
+    asking = Asking(f"{url}/v1/inspect", as_operator(url, arguments))
     if arguments.what == "client":
-        answer = look_at_client(url, arguments.name, arguments.limit)
+        answer = look_at_client(asking, arguments.name, arguments.limit)
         lines = client_lines(answer)
     else:
-        answer = look_at_object(url, *split_object(arguments.name), arguments.limit)
+        answer = look_at_object(asking, *split_object(arguments.name), arguments.limit)
         lines = object_lines(answer)
     print(json.dumps(answer) if arguments.json else "\n".join(lines))
     return 0
 
 
-def look_at_client(url: str, client: str, limit: int) -> dict[str, Any]:
+class Asking(NamedTuple):
+    """Where to look, and the header with the key for it."""
+
+    url: str
+    shown: Mapping[str, str]
+
+    def pages(self, path: str, limit: int, within: str = "") -> Iterator[dict[str, Any]]:
+        after = ""
+        for _ in range(_PAGES_MAX):
+            query = urllib.parse.urlencode({"limit": limit, "after": after})
+            page = get_json(f"{self.url}/{path}?{query}", 30.0, self.shown)
+            yield page
+            following = (page[within] if within else page).get("next")
+            if not following or following == after:
+                return
+            after = following
+
+
+def look_at_client(asking: Asking, client: str, limit: int) -> dict[str, Any]:
     """The first page says all but the rest of the registrations."""
-    place = f"{url}/clients/{urllib.parse.quote(client, safe='')}"
+    path = f"clients/{urllib.parse.quote(client, safe='')}"
     answer: dict[str, Any] = {}
     listed: list[Any] = []
-    for page in _pages(place, min(limit, _PAGE), "registrations"):
+    for page in asking.pages(path, min(limit, _PAGE), "registrations"):
         answer = answer or page
         listed += page["registrations"]["list"]
         if len(listed) >= limit:
@@ -46,14 +66,14 @@ def look_at_client(url: str, client: str, limit: int) -> dict[str, Any]:
     return answer
 
 
-def look_at_object(url: str, application: str, name: str, limit: int) -> dict[str, Any]:
+def look_at_object(asking: Asking, application: str, name: str, limit: int) -> dict[str, Any]:
     """All pages: how many clients there are, and who of them has not acknowledged."""
-    place = f"{url}/objects/{application}/{urllib.parse.quote(name, safe='')}"
+    path = f"objects/{application}/{urllib.parse.quote(name, safe='')}"
     answer: dict[str, Any] = {}
     total = {"looked_at": 0, "outdated": 0, "pending": 0}
     unacknowledged: list[Any] = []
     count = 0
-    for page in _pages(place, _PAGE):
+    for page in asking.pages(path, _PAGE):
         answer = answer or page
         clients = page["clients"]
         total = {name: total[name] + clients[name] for name in total}
@@ -63,18 +83,6 @@ def look_at_object(url: str, application: str, name: str, limit: int) -> dict[st
     answer["clients"] = total | {"unacknowledged": unacknowledged, "unacknowledged_count": count}
     answer["next"] = ""
     return answer
-
-
-def _pages(place: str, limit: int, within: str = "") -> Iterator[dict[str, Any]]:
-    after = ""
-    for _ in range(_PAGES_MAX):
-        query = urllib.parse.urlencode({"limit": limit, "after": after})
-        page = get_json(f"{place}?{query}", 30.0)
-        yield page
-        following = (page[within] if within else page).get("next")
-        if not following or following == after:
-            return
-        after = following
 
 
 def client_lines(answer: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from roskva.config import FILE_NAME, Settings, load
+from roskva.cli.settings import settings_from
+from roskva.config import FILE_NAME, Settings
 from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8470"
@@ -140,6 +141,9 @@ def _add_talking_commands(commands: Any) -> None:
     invalidate.add_argument("what", metavar="APPLICATION[/NAME or /PREFIX*]")
     invalidate.add_argument("--no-wait", dest="wait", action="store_false", help="end when it is accepted, not when everyone is told")
     invalidate.add_argument("--timeout", metavar="SECONDS", type=_positive(float), default=3600.0, help="wait so long (default: 3600)")
+    for parser in (publish, invalidate):
+        key = "a publish key of the application (default: ROSKVA_PUBLISH_KEY); without one, as an operator"
+        parser.add_argument("--key", metavar="KEY", default=os.environ.get("ROSKVA_PUBLISH_KEY", ""), help=key)
     reset = _add(commands, "reset", _reset, "let an application's versions begin anew, lower ones included", _RESET_MORE)
     reset.add_argument("application", metavar="APPLICATION")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
@@ -150,6 +154,10 @@ def _add_talking_commands(commands: Any) -> None:
     letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
     letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
     letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
+    for parser in (status, look, letters, invalidate, reset):
+        parser.add_argument(
+            "--data", metavar="DIR", help="the service's data directory, for the key of operators (default: as `up` has it)"
+        )
     for parser in (publish, watch, status, look, letters, invalidate, reset):
         parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
         parser.add_argument(
@@ -193,23 +201,6 @@ def _positive(kind: type[int | float]) -> Callable[[str], float]:
 
     convert.__name__ = "number"  # argparse: invalid number value: 'x'
     return convert
-
-
-def settings_from(arguments: argparse.Namespace) -> Settings:
-    """Defaults, file, environment, flags: what the service commands run with."""
-    file = arguments.config
-    if file is None and "ROSKVA_CONFIG" in os.environ:
-        file = Path(os.environ["ROSKVA_CONFIG"])
-    if file is None and Path(FILE_NAME).exists():
-        file = Path(FILE_NAME)
-    flags = {}
-    for pair in arguments.set:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise InvalidSetting(f"--set {pair!r} is not of the form NAME=VALUE.")
-        flags[name] = value
-    flags |= {name: value for name in ("data", "listen") if (value := getattr(arguments, name, None)) is not None}
-    return load(file, os.environ, flags)
 
 
 def _up(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from roskva.cli.http import checked_url, get_json, post_json
 from roskva.cli.report import pipeline_report
+from roskva.cli.settings import as_operator
 from roskva.errors import BadRequest, InvalidName, Unavailable
+from roskva.keys import bearer
 from roskva.model import check_application, name_from_text, name_to_text
 
 _LOOK_S: Final = 0.5
@@ -22,7 +24,8 @@ _FAN_OUTS: Final = "fan-outs"
 
 def reset(arguments: argparse.Namespace) -> int:
     application = check_application(arguments.application)
-    answer = post_json(f"{checked_url(arguments.url)}/v1/reset", {"application": application})
+    url = checked_url(arguments.url)
+    answer = post_json(f"{url}/v1/reset", {"application": application}, shown=as_operator(url, arguments))
     if arguments.json:
         print(json.dumps(answer))
     else:
@@ -47,13 +50,15 @@ def what_is_meant(text: str) -> dict[str, str]:
 def invalidate(arguments: argparse.Namespace) -> int:
     url = checked_url(arguments.url)
     request = what_is_meant(arguments.what)
-    before = _Progress.of(get_json(f"{url}/v1/status"))
-    answer = post_json(f"{url}/v1/invalidate", request)
-    if not arguments.wait:
+    shown = as_operator(url, arguments)
+    # First, so that nobody begins what nobody can wait for: the status is for operators.
+    before = _Progress.of(get_json(f"{url}/v1/status", shown=shown)) if arguments.wait else None
+    answer = post_json(f"{url}/v1/invalidate", request, shown=bearer(arguments.key) or shown)
+    if before is None:
         _say(arguments, answer, f'{arguments.what}: accepted. Everyone registered is told "unknown".')
         return 0
     print(f"{arguments.what}: accepted, and durable", file=sys.stderr)
-    now = _wait(url, before, answer.get("time_ms", 0), arguments.timeout)
+    now = _wait(url, shown, before, answer.get("time_ms", 0), arguments.timeout)
     if now is None:
         return 1
     # What the pipeline counts, it counts from its own start: of another one, nobody knows.
@@ -63,14 +68,14 @@ def invalidate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wait(url: str, before: _Progress, since_ms: int, timeout_s: float) -> _Progress | None:
+def _wait(url: str, shown: Mapping[str, str], before: _Progress, since_ms: int, timeout_s: float) -> _Progress | None:
     """Until the pipeline says, later than `since_ms`, that nothing is left to fan out. None: it is said why nobody waits any longer."""
     end_s = time.monotonic() + timeout_s
     alive_s = time.monotonic()
     lag = before.lag
     while True:
         try:
-            now = _Progress.of(get_json(f"{url}/v1/status"))
+            now = _Progress.of(get_json(f"{url}/v1/status", shown=shown))
         except Unavailable:
             now = _Progress(False, "", 0, lag, 0)  # a gateway or pipeline that died is started again
         if now.alive:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from roskva.cli.http import checked_url, get_json
 from roskva.cli.report import PipelineReport, pipeline_report
+from roskva.cli.settings import as_operator
 
 _FOLLOW_S: Final = 1.0
 _PAGE: Final = 500
@@ -19,7 +20,8 @@ _PAGE: Final = 500
 
 def status(arguments: argparse.Namespace) -> int:
     """0 if the pipeline is alive, else 1: a script may ask."""
-    answer = get_json(f"{checked_url(arguments.url)}/v1/status")
+    url = checked_url(arguments.url)
+    answer = get_json(f"{url}/v1/status", shown=as_operator(url, arguments))
     print(json.dumps(answer) if arguments.json else "\n".join(status_lines(answer)))
     report = pipeline_report(answer)
     return 0 if report is not None and report.alive else 1
@@ -107,7 +109,7 @@ def _plain(what: Any) -> str:
 
 def dead_letters(arguments: argparse.Namespace) -> int:
     url = checked_url(arguments.url)
-    letters = read_letters(url, follow=arguments.follow)
+    letters = read_letters(url, arguments.follow, as_operator(url, arguments))
     try:
         for letter in letters if arguments.follow else islice(letters, arguments.limit):
             print(json.dumps(letter) if arguments.json else letter_text(letter), flush=True)
@@ -117,12 +119,12 @@ def dead_letters(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_letters(url: str, follow: bool) -> Iterator[Mapping[str, Any]]:
+def read_letters(url: str, follow: bool, shown: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     """All dead letters, oldest first; with `follow`, also those to come."""
     cursor = ""
     while True:
         query = urllib.parse.urlencode({"after": cursor, "limit": _PAGE} if cursor else {"limit": _PAGE})
-        page = get_json(f"{url}/v1/dead-letters?{query}")
+        page = get_json(f"{url}/v1/dead-letters?{query}", shown=shown)
         letters = page.get("letters") or []
         yield from letters
         moved = page.get("next") not in (None, "", cursor)

@@ -188,11 +188,18 @@ class Watch(threading.Thread):
     Over one connection, and with patience: a gateway that works off ten thousand connects is busy and must not be ended for it.
     """
 
-    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = GATEWAY_SILENCE_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        shown: Callable[[], Mapping[str, str]] = dict,
+        interval_s: float = 1.0,
+        timeout_s: float = GATEWAY_SILENCE_S,
+    ) -> None:
         super().__init__(name="watch", daemon=True)
         self.answered = 0.0  # when /healthz last answered, by time.monotonic
         self.pipeline: PipelineReport | None = None  # its last report; None: no report at the last look
         self._gateway, self._interval_s = Conversation(url, timeout_s), interval_s
+        self._shown = shown  # the header with the operators' key, which the gateway makes at its first start
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -200,7 +207,7 @@ class Watch(threading.Thread):
             try:
                 self._gateway.get_json("/healthz")
                 self.answered = time.monotonic()
-                self.pipeline = pipeline_report(self._gateway.get_json("/v1/status"))
+                self.pipeline = pipeline_report(self._gateway.get_json("/v1/status", self._shown()))
             except RoskvaError:
                 self.pipeline = None
             except Exception:

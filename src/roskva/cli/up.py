@@ -26,6 +26,7 @@ from roskva.cli.http import get_json
 from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
 from roskva.config import Settings
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
+from roskva.keys import administration
 
 # What runs a part of the service: `gateway` or `pipeline` and its options are added.
 PROGRAM: Final = (sys.executable, "-m", "roskva")
@@ -66,7 +67,7 @@ def claim_address(listen: str) -> str:
 
 def _who_answers(listen: str) -> str:
     try:
-        return ": a Roskva service answers there" if "members" in get_json(f"{public_url(listen)}/v1/status", 2.0) else ""
+        return ": a Roskva service answers there" if "alive" in get_json(f"{public_url(listen)}/healthz", 2.0) else ""
     except RoskvaError:
         return " by another program"
 
@@ -150,7 +151,7 @@ class Supervisor:
         self._url = public_url(listen)
         self._gateway = self._child("gateway", run, "--listen", listen)
         self._pipeline = self._child("pipeline", run)
-        self._watch = Watch(self._url)
+        self._watch = Watch(self._url, lambda: administration(settings.data))
         self._progress = Progress(0.0, settings.pipeline_stall_s, 0)
         self._signals = 0
         self._served = self._session = self._complete = False

@@ -28,6 +28,7 @@ from roskva.gateway.disk import DiskWatch
 from roskva.gateway.inspection import Inspection, release
 from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
+from roskva.gateway.permission import Permission
 from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
@@ -53,6 +54,8 @@ def error_response(error: RoskvaError, status: int | None = None) -> web.Respons
     response = json_response({"error": error_object(error)}, status or error.status)
     if isinstance(error, Unavailable):
         response.headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
+    if response.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 
@@ -98,6 +101,7 @@ class Routes:
     commands: Commands
     details: Details
     disk: DiskWatch
+    permission: Permission
     port: Port | None = None  # set by the service: the port needs the routes first
     trusted_key: str = ""  # of servers that may carry many clients; empty: there are none
 
@@ -108,19 +112,19 @@ class Routes:
         application.add_routes(
             [
                 web.post("/v1/publish", self.publish),
-                web.post("/v1/reset", self.reset),
+                web.post("/v1/reset", self._for_operators(self.reset)),
                 web.post("/v1/invalidate", self.invalidate),
                 web.get("/v1/objects/{application}/{name:.+}", self.object),
-                web.get("/v1/inspect/clients/{id}", self.inspect_client),
-                web.get("/v1/inspect/objects/{application}/{name:.+}", self.inspect_object),
+                web.get("/v1/inspect/clients/{id}", self._for_operators(self.inspect_client)),
+                web.get("/v1/inspect/objects/{application}/{name:.+}", self._for_operators(self.inspect_object)),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
                 web.get(TRUSTED_PATH, self.trusted, allow_head=False),
-                web.get("/v1/status", self.status),
-                web.get("/v1/dead-letters", self.dead_letters),
+                web.get("/v1/status", self._for_operators(self.status)),
+                web.get("/v1/dead-letters", self._for_operators(self.dead_letters)),
                 web.get("/v1/openapi.json", self.openapi),
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
-                web.get("/metrics", self.prometheus),
+                web.get("/metrics", self._for_operators(self.prometheus)),
                 web.get("/", self.page),
                 web.get("/demo.css", self.page),
                 web.get("/demo.js", self.page),
@@ -128,6 +132,15 @@ class Routes:
             ]
         )
         return application
+
+    def _for_operators(self, handler: Handler) -> Handler:
+        """Their key is looked at before anything else."""
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            self.permission.administer(request)
+            return await handler(request)
+
+        return checked
 
     async def publish(self, request: web.Request) -> web.StreamResponse:
         began_s = time.perf_counter()

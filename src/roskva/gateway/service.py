@@ -33,6 +33,7 @@ from roskva.gateway.intake import Intake
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.memory import MemoryWatch
+from roskva.gateway.permission import Permission
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
@@ -122,8 +123,20 @@ class Gateway:
         publishing = Publishing(settings, feed, epoch_seen, metrics)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
+        permission = Permission(keys.admin, metrics)
         self.routes = Routes(
-            settings, publishing, inspect, registry, metrics, self.intake, commands, details, self.disk, self.port, keys.trusted
+            settings,
+            publishing,
+            inspect,
+            registry,
+            metrics,
+            self.intake,
+            commands,
+            details,
+            self.disk,
+            permission,
+            self.port,
+            keys.trusted,
         )
         memory = MemoryWatch(settings.gateway_memory_bytes_max, self._press, self.registrar.relieve)
         memory.start()

@@ -191,24 +191,19 @@ async function publish(event) {
   }
 }
 
-async function showStatus() {
-  const show = (id, text) => { document.getElementById(id).textContent = text; };
+// What anybody may ask: the status with its numbers is for operators.
+async function showReadiness() {
+  const show = (text) => { document.getElementById("service").textContent = text; };
   try {
-    const status = await (await fetch("/v1/status")).json();
-    const { pipeline } = status;
-    const age = pipeline.last_batch_age_s;
-    const last = age === null || age === undefined ? "no batch yet" : `last batch ${age.toFixed(1)} s ago`;
-    show("pipeline", pipeline.alive ? `running, ${last}` : "not running: updates are kept until it is back");
-    const lag = Object.values(pipeline.lag ?? {}).flatMap((partitions) => Object.values(partitions)).reduce((sum, n) => sum + n, 0);
-    show("lag", `${lag} records`);
-    show("sessions", `${status.sessions} at ${status.members.length} gateway${status.members.length === 1 ? "" : "s"}`);
+    const { ready, reasons } = await (await fetch("/readyz")).json();
+    show(ready ? "ready" : `not ready: ${reasons.join("; ")}`);
   } catch {
-    show("pipeline", "the gateway does not answer");
+    show("the gateway does not answer");
   }
 }
 
 document.getElementById("publish").onsubmit = publish;
 document.getElementById("version").value = String(Math.floor(Date.now() / 1000)); // larger than those of an earlier visit
 window.demo = { panes: [new Pane("Client A", "a"), new Pane("Client B", "b")] }; // to play with in the browser's console
-setInterval(showStatus, 1000);
-showStatus();
+setInterval(showReadiness, 1000);
+showReadiness();

@@ -1,0 +1,68 @@
+"""Which settings a command goes by: the file that it means, its flags, and the key with which it calls as an operator."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import urllib.parse
+from pathlib import Path
+from typing import Final
+
+from roskva.config import FILE_NAME, Settings, load
+from roskva.errors import InvalidSetting, RoskvaError
+
+ADMIN_KEY: Final = "ROSKVA_ADMIN_KEY"
+_FLAGS: Final = ("data", "listen")
+
+
+def settings_file(arguments: argparse.Namespace) -> Path | None:
+    """--config, ROSKVA_CONFIG, or roskva.toml if it is here."""
+    if getattr(arguments, "config", None) is not None:
+        return Path(arguments.config)
+    if "ROSKVA_CONFIG" in os.environ:
+        return Path(os.environ["ROSKVA_CONFIG"])
+    return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
+    flags = {}
+    for pair in getattr(arguments, "set", []):
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidSetting(f"--set {pair!r} is not of the form NAME=VALUE.")
+        flags[name] = value
+    return flags | {name: value for name in _FLAGS if (value := getattr(arguments, name, None)) is not None}
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """Defaults, file, environment, flags."""
+    return load(settings_file(arguments), os.environ, flags_of(arguments))
+
+
+def as_operator(url: str, arguments: argparse.Namespace) -> dict[str, str]:
+    """The header that shows the operators' key to the service there: of ROSKVA_ADMIN_KEY, or of the data directory.
+
+    The latter only to this machine: what listens elsewhere must not learn the key of the service here. Without a key the service says
+    what it wants.
+    """
+    from roskva.keys import administration, bearer
+
+    if os.environ.get(ADMIN_KEY):
+        return bearer(os.environ[ADMIN_KEY])
+    if not is_loopback(urllib.parse.urlsplit(url).hostname or ""):
+        return {}
+    try:
+        return administration(settings_from(arguments).data)
+    except RoskvaError:  # settings that the service would refuse, too
+        return {}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
