@@ -11,6 +11,7 @@ import { InvalidSetting, ServiceUnreachable } from "./errors.ts";
 import { Mailbox } from "./mailbox.ts";
 import { type ClientEvents, type ClientOptions, type Settled, settled } from "./options.ts";
 import type { Handler, Notification, RegisterOptions, Registrations, UnregisterOptions } from "./registrations.ts";
+import { Session } from "./session.ts";
 import type { Source, Told } from "./source.ts";
 
 export type { ClientEvents, ClientOptions };
@@ -77,10 +78,9 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   async #start(): Promise<void> {
     if (this.#closed) throw new ClientStopped("The client was closed.");
     const tell = (told: Told): void => this.#told(told);
-    // Not before it is needed: a page that does not start a client does not load one, and a tab that does not lead needs no session.
     const { tabs, stateAlone } = this.#options;
     if (tabs) {
-      const { SharedSession } = await import("./tabs/shared.ts");
+      const { SharedSession } = await import("./tabs/shared.ts"); // what only browsers have a use for is loaded there
       try {
         await (this.#source = new SharedSession(this.#options, tell)).start();
       } catch (error) {
@@ -89,7 +89,6 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       }
     }
     if (!this.#source) {
-      const { Session } = await import("./session.ts");
       await (this.#source = new Session({ ...this.#options, state: stateAlone }, tell)).start();
     }
     this.#started = true;

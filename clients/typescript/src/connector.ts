@@ -1,12 +1,10 @@
 /** Makes a client's connections, one after the other, as the choice says (choice.ts); as src/roskva/client/channels/connector.py. */
 
-import { CarriedLink } from "./channels/carried.ts";
-import { Channel } from "./channels/channel.ts";
-import { type Link, NotConnected, type Received } from "./channels/link.ts";
-import { LongPollLink } from "./channels/longpoll.ts";
+import type { Channel } from "./channels/channel.ts";
+import type { Link, NotConnected, Received } from "./channels/link.ts";
 import { type SocketClass, WebSocketLink } from "./channels/websocket.ts";
-import { type Attempt, Choice, type Kind } from "./choice.ts";
-import { type Clock } from "./clock.ts";
+import { type Attempt, Choice, type Failure, type Kind } from "./choice.ts";
+import type { Clock } from "./clock.ts";
 
 export type ChannelChoice = "auto" | "websocket" | "long-poll" | Channel;
 
@@ -17,19 +15,19 @@ export class Connector {
   kind: Kind;
   readonly #clock: Clock;
   readonly #urls: readonly string[];
-  readonly #carried: Channel | null;
+  readonly #channel: ChannelChoice;
   readonly #socket: SocketClass | undefined;
   readonly #choice: Choice;
   readonly #over = new AbortController();
   #attempt: Attempt;
-  #returned: WebSocketLink | null = null; // made beside long polls, to take their place
+  #returned: Link | null = null; // made beside long polls, to take their place
 
   constructor(urls: readonly string[], channel: ChannelChoice, socket: SocketClass | undefined, clock: Clock) {
-    this.#carried = channel instanceof Channel ? channel : null;
     this.#urls = urls;
+    this.#channel = channel;
     this.#socket = socket;
     this.#clock = clock;
-    const kind = channel instanceof Channel ? "carried" : channel === "auto" && !socket ? "long-poll" : channel;
+    const kind = typeof channel !== "string" ? "carried" : channel === "auto" && !socket ? "long-poll" : channel;
     this.#choice = new Choice(urls.length, kind, Math.random);
     this.#attempt = this.#choice.attempt(0);
     this.url = urls[0] as string;
@@ -57,17 +55,19 @@ export class Connector {
     try {
       return returned ?? (await this.#make());
     } catch (error) {
-      this.#choice.failed(this.#clock.now(), this.#attempt, error instanceof NotConnected ? error.why : "broken");
+      this.#choice.failed(this.#clock.now(), this.#attempt, whyOf(error));
       throw error;
     }
   }
 
   async #make(): Promise<Link> {
-    if (this.#carried) return new CarriedLink(this.#carried);
-    return this.kind === "long-poll" ? LongPollLink.connect(this.url, this.#over.signal) : this.#webSocket();
+    if (typeof this.#channel !== "string") return this.#channel.link();
+    if (this.kind !== "long-poll") return this.#webSocket();
+    const { LongPollLink } = await import("./channels/longpoll.ts"); // most pages never need it
+    return LongPollLink.connect(this.url, this.#over.signal);
   }
 
-  #webSocket(): Promise<WebSocketLink> {
+  #webSocket(): Promise<Link> {
     return WebSocketLink.connect(this.url, this.#socket as SocketClass, this.#over.signal);
   }
 
@@ -96,7 +96,7 @@ export class Connector {
         },
         (error) => {
           if (over) return;
-          this.#choice.returnFailed(this.#clock.now(), error instanceof NotConnected ? error.why : "broken");
+          this.#choice.returnFailed(this.#clock.now(), whyOf(error));
           cancel = this.#return(link);
         },
       );
@@ -107,3 +107,5 @@ export class Connector {
     };
   }
 }
+
+const whyOf = (error: unknown): Failure => (error as Partial<NotConnected>).why ?? "broken";

@@ -1,6 +1,6 @@
 /** What a client may be given, what its events tell, and what is taken where nothing is given. */
 
-import { Channel } from "./channels/channel.ts";
+import type { Channel } from "./channels/channel.ts";
 import type { SocketClass } from "./channels/websocket.ts";
 import { type Clock, systemClock } from "./clock.ts";
 import type { RoskvaError } from "./core/errors.ts";
@@ -64,7 +64,7 @@ export function settled(url: string | readonly string[], options: ClientOptions)
   if (device) checkDevice(device);
   const socket = options.WebSocket ?? (globalThis.WebSocket as SocketClass | undefined);
   checkChannel(channel, socket);
-  const urls = channel instanceof Channel ? ["the application's channel"] : addresses(url);
+  const urls = typeof channel !== "string" ? ["the application's channel"] : addresses(url);
   const key = `roskva:${application}:${device}`;
   const state = options.state ?? defaultState(tabs ? scopeOf(application, device) : key, tabs);
   const stateAlone = tabs ? (options.state ?? defaultState(key, false)) : state;
@@ -72,7 +72,7 @@ export function settled(url: string | readonly string[], options: ClientOptions)
 }
 
 function checkChannel(channel: unknown, socket: unknown): void {
-  if (channel instanceof Channel || channel === "auto" || channel === "long-poll") return;
+  if ((channel as Partial<Channel> | null)?.listen || channel === "auto" || channel === "long-poll") return;
   if (channel !== "websocket") {
     throw new InvalidSetting(`${channel} is not a channel: auto, websocket, long-poll or a Channel is expected.`);
   }

@@ -69,14 +69,14 @@ export class Session implements Source {
 
   async start(): Promise<void> {
     const { application, state, config } = this.#options;
-    const { device, kept, ignored } = await openIdentity(state, application, this.device).catch(async (error) => {
+    const { device, kept } = await openIdentity(state, application, this.device).catch(async (error) => {
       await state.close?.();
       throw error;
     });
     this.device = device;
     this.#core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, state: kept, config });
     this.#following = new Following(this.#core);
-    if (ignored) this.#report("state-damaged", `The kept state is of no use: ${ignored}.`);
+    if (this.#core.stateIgnored) this.#report("state-damaged", `The kept state is of no use: ${this.#core.stateIgnored}.`);
     this.#perform(this.#core.start(this.#now()));
     this.#unlisten = onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
     this.#running = this.#stayConnected();

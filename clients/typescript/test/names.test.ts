@@ -5,7 +5,6 @@ import { createHash, randomBytes } from "node:crypto";
 import { test } from "node:test";
 import { InvalidName } from "../src/core/errors.ts";
 import { bytesOf, nameFromBytes, nameFromText } from "../src/core/model.ts";
-import { Heap, Queue } from "../src/core/queues.ts";
 import { sha256 } from "../src/core/sha256.ts";
 import { bucketOf, bucketSummaries, hashOf, SetDigest } from "../src/core/summaries.ts";
 
@@ -95,28 +94,4 @@ test("a bad name is refused with its reason", () => {
     const refusal = (error: unknown): boolean => error instanceof InvalidName && reason.test(error.message) && error.message.length < 300;
     assert.throws(() => nameFromText(text), refusal, text);
   }
-});
-
-test("a queue gives back in order what it took, however long it gets", () => {
-  const queue = new Queue<number>();
-  let given = 0;
-  let taken = 0;
-  for (let turn = 0; turn < 5000; turn++) {
-    for (let more = 0; more < 3; more++) queue.push(given++);
-    for (let less = 0; less < 2; less++) assert.equal(queue.shift(), taken++);
-    assert.equal(queue.first(), taken);
-  }
-  while (taken < given) assert.equal(queue.shift(), taken++);
-  assert.equal(queue.shift(), undefined);
-  queue.push(7);
-  queue.clear();
-  assert.equal(queue.first(), undefined);
-});
-
-test("a heap gives back the least first", () => {
-  const heap = new Heap<number>((one, other) => one < other);
-  const numbers = Array.from({ length: 500 }, (_, place) => (place * 7919) % 503);
-  for (const number of numbers) heap.push(number);
-  assert.deepEqual(numbers.map(() => heap.pop()), [...numbers].sort((one, other) => one - other));
-  assert.deepEqual([heap.first(), heap.pop()], [undefined, undefined]);
 });

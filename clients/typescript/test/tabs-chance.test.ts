@@ -217,7 +217,7 @@ class World {
         const { name, version } = action.wish;
         this.wished.add(name);
         this.unsent.delete(name);
-        this.core.registered(name, version === null ? null : [0, version], false);
+        this.core.registered(name, version === null ? null : { version, epoch: 0 }, false);
         this.registerAt(name, version);
       } else if (action.kind === "unregister") {
         this.wished.delete(action.name);

@@ -1,6 +1,6 @@
 /** The public interface of channels, for an application that carries Roskva over a connection that it already has. */
 
-import type { Received } from "./link.ts";
+import { Link, type Received } from "./link.ts";
 
 /**
  * One end of a way for messages. Two methods: a subclass defines `send`, which Roskva calls with each message for the other side; whoever
@@ -33,5 +33,33 @@ export abstract class Channel {
   listen(listener: Received | null, interrupted: (() => void) | null): void {
     this.#listener = listener;
     this.#interrupted = interrupted;
+  }
+
+  /** For Roskva: a connection over it. */
+  link(): Link {
+    return new CarriedLink(this);
+  }
+}
+
+/** There is nothing to open and nothing to close: the client speaks, and if it is not answered it begins again. */
+class CarriedLink extends Link {
+  readonly #channel: Channel;
+
+  constructor(channel: Channel) {
+    super();
+    this.#channel = channel;
+  }
+
+  protected open(received: Received): void {
+    this.#channel.listen(received, () => this.hangUp("interrupted"));
+  }
+
+  protected put(messages: string[]): void {
+    for (const data of messages) this.#channel.send(data);
+  }
+
+  shut(): void {
+    this.#channel.listen(null, null);
+    this.#channel.ended();
   }
 }

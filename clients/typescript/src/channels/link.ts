@@ -5,13 +5,9 @@
  */
 
 import type { Failure } from "../choice.ts";
-import { systemClock } from "../clock.ts";
 
 export const CONNECT_S = 15;
 const QUEUE_MAX = 1_000;
-const BATCH_MAX = 100; // messages of one request
-const BATCH_LENGTH_MAX = 1 << 18;
-const OUT_OF_TIME = "no answer in time";
 
 export type Work = () => Promise<void> | void;
 export type Received = (data: string) => void;
@@ -24,19 +20,6 @@ export class NotConnected extends Error {
     super(what);
     this.why = why;
   }
-}
-
-export const pause = (seconds: number): Promise<void> => new Promise((done) => void systemClock.after(seconds, done));
-
-/** Fails when it takes longer. `late` is called then. */
-export function within<T>(seconds: number, promise: Promise<T>, late: () => void): Promise<T> {
-  return new Promise((fulfil, reject) => {
-    const cancel = systemClock.after(seconds, () => {
-      late();
-      reject(new Error(OUT_OF_TIME));
-    });
-    promise.finally(cancel).then(fulfil, reject);
-  });
 }
 
 /** What the client knows of a connection. The channels below it open, put and shut. */
@@ -93,30 +76,16 @@ export abstract class Link {
 
   async #write(): Promise<void> {
     await null; // those of one turn travel together
-    for (let item; (item = this.#waiting[0]) !== undefined; ) {
+    while (this.#waiting.length) {
+      const works = this.#waiting.findIndex((item) => typeof item !== "string");
       try {
-        if (typeof item !== "string") {
-          this.#waiting.shift();
-          await item();
-        } else {
-          const batch = this.#batch();
-          if (!this.#over) await this.put(batch);
-        }
+        const texts = this.#waiting.splice(0, works < 0 ? QUEUE_MAX : works) as string[];
+        if (!works) await (this.#waiting.shift() as Work)();
+        else if (!this.#over) await this.put(texts);
       } catch (error) {
         this.hangUp(`broken: ${(error as Error).message}`, true);
       }
     }
     this.#writing = null;
-  }
-
-  #batch(): string[] {
-    let length = 0;
-    let count = 0;
-    for (const item of this.#waiting) {
-      if (typeof item !== "string" || count === BATCH_MAX || (count && length + item.length > BATCH_LENGTH_MAX)) break;
-      length += item.length;
-      count += 1;
-    }
-    return this.#waiting.splice(0, count) as string[];
   }
 }

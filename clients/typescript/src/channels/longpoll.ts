@@ -1,13 +1,15 @@
 /** A connection by long polls: a GET that waits for what the service says, and POSTs (docs/protocol.md, Long polls). */
 
 import { systemClock } from "../clock.ts";
-import { CONNECT_S, Link, NotConnected, pause, type Received, within } from "./link.ts";
+import { CONNECT_S, Link, NotConnected, type Received } from "./link.ts";
 
 const TRIES = 3; // of one request, or of polls in a row, before the connection is given up
 const PAUSE_S = 1; // before a request is made again
 const WAIT_MIN_S = 5;
 const GRACE_S = 15; // for an answer, beyond the wait that was asked for
 const SEND_S = 15;
+const BATCH_MAX = 100; // messages of one request
+const BATCH_LENGTH_MAX = 1 << 18;
 
 interface Answer {
   readonly status: number; // 0: no answer came
@@ -67,12 +69,27 @@ export class LongPollLink extends Link {
   }
 
   protected async put(messages: string[]): Promise<void> {
+    let batch: string[] = [];
+    let length = 0;
+    for (const data of messages) {
+      length += data.length;
+      if (batch.length === BATCH_MAX || (batch.length && length > BATCH_LENGTH_MAX)) {
+        await this.#post(batch);
+        batch = [];
+        length = data.length;
+      }
+      batch.push(data);
+    }
+    await this.#post(batch);
+  }
+
+  async #post(messages: string[]): Promise<void> {
     const { signal } = this.#requests;
     for (let attempt = 1; ; attempt++) {
       const { status } = await ask(this.#url, { method: "POST", body: messages.join("\n"), signal }, SEND_S);
       if (signal.aborted) return;
       if (status === 413 && messages.length > 1) {
-        for (const data of messages) await this.put([data]);
+        for (const data of messages) await this.#post([data]);
         return;
       }
       if (status > 0 && status < 500 && status !== 410) return; // taken, or refused for good: the core says again what matters
@@ -88,20 +105,23 @@ export class LongPollLink extends Link {
   }
 }
 
+/** What is answered, body and all; 0: nothing in time, or it was aborted. */
 async function ask(url: string, request: RequestInit, limitS: number): Promise<Answer> {
-  if (request.signal?.aborted) return { status: 0, body: "" }; // it will not say so again
+  const { signal } = request;
   const controller = new AbortController();
   const abort = (): void => controller.abort();
-  request.signal?.addEventListener("abort", abort);
-  const asking = async (): Promise<Answer> => {
+  const cancel = systemClock.after(limitS, abort);
+  signal?.addEventListener("abort", abort);
+  try {
+    signal?.throwIfAborted(); // it will not say so again
     const answer = await fetch(url, { ...request, cache: "no-store", signal: controller.signal });
     return { status: answer.status, body: await answer.text() };
-  };
-  try {
-    return await within(limitS, asking(), abort);
   } catch {
     return { status: 0, body: "" };
   } finally {
-    request.signal?.removeEventListener("abort", abort);
+    cancel();
+    signal?.removeEventListener("abort", abort);
   }
 }
+
+const pause = (seconds: number): Promise<void> => new Promise((done) => void systemClock.after(seconds, done));

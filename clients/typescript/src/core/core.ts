@@ -31,11 +31,11 @@ import { Desired } from "./desired.ts";
 import { ClientStopped, InvalidName, RoskvaError } from "./errors.ts";
 import { ackOf, Handover } from "./handover.ts";
 import { Handshake } from "./handshake.ts";
-import { withinReason } from "./limits.ts";
+import { pauseS, withinReason } from "./limits.ts";
 import * as messages from "./messages.ts";
 import type { Config, ErrorReport, ServerMessage, StartAnew, Status, Summary, SyncRequest } from "./messages.ts";
 import { checkApplication, checkDevice, checkVersion, type Name, nameFromText, NOBODY } from "./model.ts";
-import { Operations, pauseS } from "./operations.ts";
+import { Operations } from "./operations.ts";
 import { Outbox } from "./outbox.ts";
 import { encodeState, priorToken } from "./state.ts";
 import { SetDigest } from "./summaries.ts";
@@ -55,10 +55,16 @@ export interface CoreOptions {
   readonly library?: string;
 }
 
-/** One run of one client. `stateIgnored` says why the state was of no use. */
+/** One run of one client. */
 export class ClientCore {
+  /** Why the state was of no use, if it was not. */
   readonly stateIgnored: string;
   readonly desired = new Desired();
+  /** The server's policy, within reason. */
+  config: Config;
+  /** Why it stopped, once it has. */
+  stopped: RoskvaError | null = null;
+  spreadS = 0; // a gateway that goes has asked its clients to come back within so long, not all at once
   readonly #operations = new Operations();
   readonly #syncing = new Syncing();
   readonly #handover = new Handover();
@@ -66,25 +72,24 @@ export class ClientCore {
   readonly #handshake: Handshake;
   readonly #random: () => number;
   readonly #library: string;
-  #config: Config;
-  #stopped: RoskvaError | null = null;
+  #actions: Action[] = []; // of the input that is being dealt with
   #connected = false;
   #aliveAtS = -Infinity; // when anything came, over this connection
   #heardAtS = -Infinity; // when a message of this session came, over this connection
   #quietUntilS = -Infinity; // after a config
   #refusedUntilS = -Infinity; // after an error, over this connection: another one may lead to a gateway that has room
-  spreadS = 0; // a gateway that goes has asked its clients to come back within so long, not all at once
   // After a restart operations wait a moment, in case the server still has all that the application is about to restate.
   #restatingUntilS: number | null = null;
   #restatingEndS = -Infinity;
   #serverSummary: Summary | null = null;
   #unsettled = 0;
-  #forgetDueS: number | null = null; // when the server is asked (again) to delete this client; null: never
+  #forgets = false; // the client signs out
+  #forgetDueS = -Infinity; // when the server is asked (again) to delete it
   #forgetPatienceS = -Infinity; // until then it is not asked before its registrations are settled
   #forgetTries = 0;
 
   constructor(application: string, device: string, { random, nonce, state = null, config = {}, library = "" }: CoreOptions) {
-    this.#config = withinReason({ ...messages.DEFAULTS, ...config });
+    this.config = withinReason({ ...messages.DEFAULTS, ...config });
     this.#outbox = new Outbox(this.desired, this.#operations, random);
     const { prior, ignored } = priorToken(state, checkApplication(application), checkDevice(device));
     this.#handshake = new Handshake(application, device, nonce, prior);
@@ -93,25 +98,16 @@ export class ClientCore {
     this.#library = library;
   }
 
-  /** The server's policy, within reason. */
-  get config(): Config {
-    return this.#config;
-  }
-
-  /** Why it stopped, once it has. */
-  get stopped(): RoskvaError | null {
-    return this.#stopped;
-  }
-
   /** Begin. Every start handshakes (Thialfi 4.1.2), and asks the application for its registrations (4.1.3). */
   start(nowS: number): Action[] {
-    return [{ kind: "reissueRegistrations" }, ...this.#flush(nowS)];
+    this.#do({ kind: "reissueRegistrations" });
+    return this.#flush(nowS);
   }
 
   /** End at the application's wish. The server keeps the registrations for the next start. */
   stop(): Action[] {
-    if (this.#stopped !== null) return [];
-    this.#stopped = new ClientStopped("The client was stopped.");
+    if (this.stopped) return [];
+    this.stopped = new ClientStopped("The client was stopped.");
     return [{ kind: "closeChannel" }];
   }
 
@@ -121,36 +117,37 @@ export class ClientCore {
    * `stopped` says that it did.
    */
   forget(nowS: number): Action[] {
-    if (this.#stopped !== null) return [];
-    if (!this.#handshake.token && !this.#handshake.prior) return this.#forgotten();
-    this.#forgetDueS = -Infinity;
-    this.#forgetPatienceS = nowS + FORGET_SETTLES_S;
-    this.#restatingUntilS = null;
-    this.#operations.clear(); // the sync states that there is nothing; its number is above theirs
-    for (const name of [...this.desired.names()]) {
-      this.#handover.unregistered(name, true);
-      this.desired.remove(name);
+    if (this.stopped) return [];
+    if (!this.#handshake.token && !this.#handshake.prior) {
+      this.#forgotten();
+    } else {
+      this.#forgets = true;
+      this.#forgetDueS = -Infinity;
+      this.#forgetPatienceS = nowS + FORGET_SETTLES_S;
+      this.#restatingUntilS = null;
+      this.#operations.clear(); // the sync states that there is nothing; its number is above theirs
+      for (const name of [...this.desired.names()]) {
+        this.#handover.unregistered(name, true);
+        this.desired.remove(name);
+      }
+      this.desired.confirmAll(); // nobody waits to hear of it any more
     }
-    this.desired.confirmAll(); // nobody waits to hear of it any more
     return this.#flush(nowS);
   }
 
-  #forgotten(): Action[] {
-    return [this.#writeState(), ...this.#end(new ClientStopped("The client was forgotten."))];
+  #forgotten(): void {
+    this.#writeState();
+    this.#end(new ClientStopped("The client was forgotten."));
   }
 
   /** A channel is up. A session lives on over any channel: its first message says where the client is now. */
   connected(nowS: number): Action[] {
     this.#connected = true;
     this.#aliveAtS = nowS;
-    this.#heardAtS = -Infinity;
-    this.#refusedUntilS = -Infinity;
+    this.#heardAtS = this.#refusedUntilS = this.#handshake.dueS = -Infinity;
     this.spreadS = 0;
-    this.#handshake.dueS = -Infinity;
     this.#outbox.mustSpeak = true;
-    this.#operations.restart();
-    this.#syncing.interrupted();
-    if (this.#forgetDueS !== null) this.#forgetDueS = -Infinity;
+    this.#askAgain();
     return this.#flush(nowS);
   }
 
@@ -160,25 +157,44 @@ export class ClientCore {
     return [];
   }
 
+  /** What was asked over another connection, or in another session, has no answer any more. */
+  #askAgain(): void {
+    this.#operations.restart();
+    this.#syncing.interrupted();
+    this.#forgetDueS = -Infinity;
+  }
+
   tick(nowS: number): Action[] {
     return this.#flush(nowS);
   }
 
   /** When `tick` is wanted. Null: only after another input. */
   nextDeadline(): number | null {
-    if (this.#stopped !== null || !this.#connected) return null;
-    const silentS = this.#aliveAtS + 2 * this.#config.keepalive_s;
-    if (!this.#handshake.token) return Math.min(silentS, Math.max(this.#handshake.dueS, this.#silentUntilS));
-    const deadlineS = Math.min(silentS, this.#outbox.heartbeatDueS);
-    if (this.#restatingUntilS !== null) return Math.min(deadlineS, Math.max(this.#restatingUntilS, this.#silentUntilS));
-    let waitingS = this.#operations.nextDue(this.#config);
-    if (this.#operations.size === 0 && this.#differs()) waitingS = this.#syncing.notBeforeS;
-    const forgetAtS = this.#forgetAtS();
-    if (forgetAtS !== null) waitingS = Math.min(waitingS ?? Infinity, forgetAtS);
-    return waitingS === null ? deadlineS : Math.min(deadlineS, Math.max(waitingS, this.#silentUntilS));
+    if (!this.#lives()) return null;
+    const { token, dueS } = this.#handshake;
+    let waitingS = this.#operations.nextDueS(this.config);
+    if (!token) {
+      waitingS = dueS;
+    } else if (this.#restatingUntilS !== null) {
+      waitingS = this.#restatingUntilS;
+    } else {
+      if (this.#operations.size === 0 && this.#differs()) waitingS = this.#syncing.notBeforeS;
+      waitingS = Math.min(waitingS, this.#forgetAtS());
+    }
+    return Math.min(this.#silentS(), token ? this.#outbox.heartbeatDueS : Infinity, Math.max(waitingS, this.#silentUntilS()));
   }
 
-  get #silentUntilS(): number {
+  #lives(): boolean {
+    return !this.stopped && this.#connected;
+  }
+
+  /** When the other side, if it has said nothing until then, is taken to be gone. */
+  #silentS(): number {
+    return this.#aliveAtS + 2 * this.config.keepalive_s;
+  }
+
+  /** Until when this side says nothing that can wait. */
+  #silentUntilS(): number {
     return Math.max(this.#quietUntilS, this.#refusedUntilS);
   }
 
@@ -194,38 +210,34 @@ export class ClientCore {
 
   /** The server spoke to this session over this connection, and within two keepalives. */
   alive(nowS: number): boolean {
-    return (
-      this.#stopped === null &&
-      this.#connected &&
-      this.#handshake.token !== "" &&
-      this.#serverSummary !== null &&
-      nowS - this.#heardAtS < 2 * this.#config.keepalive_s
-    );
+    return this.#lives() && !!this.#handshake.token && !!this.#serverSummary && nowS - this.#heardAtS < 2 * this.config.keepalive_s;
   }
 
   /** Wish for an object. `version` is what the application holds, and will still hold after a restart. */
   register(nowS: number, name: Name, version: bigint | null = null, epoch = 0): Action[] {
+    const held = version === null ? null : { version, epoch };
     if (version !== null) checkVersion(version, epoch);
-    if (this.#stopped !== null || this.#forgetDueS !== null) return [];
-    const isNew = this.desired.add(name, version === null ? null : { version, epoch });
-    this.#handover.registered(name, version === null ? null : [epoch, version], !isNew);
-    if (isNew) this.#operate(nowS, name, true);
-    else if (!this.desired.isUnconfirmed(name)) return [{ kind: "statusChanged", name, registered: true }];
-    return this.#flush(nowS);
+    if (this.stopped || this.#forgets) return [];
+    const isNew = this.desired.add(name, held);
+    this.#handover.registered(name, held, !isNew);
+    return this.#wished(nowS, name, true, isNew);
   }
 
   /** Wish for it no more. `forget`: the application drops what it knew; should it register again, all is told anew. */
   unregister(nowS: number, name: Name, forget = false): Action[] {
-    if (this.#stopped !== null) return [];
+    if (this.stopped) return [];
     this.#handover.unregistered(name, forget);
-    if (this.desired.remove(name)) this.#operate(nowS, name, false);
-    else if (!this.desired.isUnconfirmed(name)) return [{ kind: "statusChanged", name, registered: false }];
-    return this.#flush(nowS);
+    return this.#wished(nowS, name, false, this.desired.remove(name));
   }
 
-  #operate(nowS: number, name: Name, register: boolean): void {
-    this.#operations.add(name, register);
-    if (this.#restatingUntilS !== null) this.#restatingUntilS = Math.min(nowS + this.#config.retry_min_s, this.#restatingEndS);
+  #wished(nowS: number, name: Name, registered: boolean, isNew: boolean): Action[] {
+    if (isNew) {
+      this.#operations.add(name, registered);
+      if (this.#restatingUntilS !== null) this.#restatingUntilS = Math.min(nowS + this.config.retry_min_s, this.#restatingEndS);
+    } else if (!this.desired.isUnconfirmed(name)) {
+      return [{ kind: "statusChanged", name, registered }];
+    }
+    return this.#flush(nowS);
   }
 
   /**
@@ -249,44 +261,42 @@ export class ClientCore {
   }
 
   received(nowS: number, message: ServerMessage): Action[] {
-    if (this.#stopped !== null || !this.#connected) return [];
+    if (!this.#lives()) return [];
     this.#aliveAtS = nowS;
-    const grant = message.grant !== null && this.#handshake.answers(message.grant) ? message.grant : null;
-    if (message.start_anew !== null && grant === null) {
-      return [...this.#refused(nowS, message.token, message.start_anew), ...this.#flush(nowS)];
+    const { token, config, error, summary } = message;
+    const grant = message.grant && this.#handshake.answers(message.grant) ? message.grant : null;
+    const ours = grant || (token && token === this.#handshake.token);
+    if (message.start_anew && !grant) {
+      this.#refused(nowS, token, message.start_anew);
+    } else if (ours || !token) {
+      // Else of another session: late, or not for us.
+      if (config) {
+        this.config = withinReason(config);
+        this.#quietUntilS = nowS + this.config.quiet_s;
+        this.#outbox.setHeartbeat(nowS, this.config);
+      }
+      if (error) this.#reported(nowS, error);
+      if (grant) {
+        if (config) this.#handover.countsIn(config.epoch);
+        this.#granted(nowS, grant.token, summary);
+      } else if (ours) {
+        this.#handshake.sound(!!summary && !message.grant);
+      }
+      if (ours) this.#ofSession(nowS, message);
     }
-    const ours = grant !== null || (message.token !== "" && message.token === this.#handshake.token);
-    if (!ours && message.token !== "") return this.#flush(nowS); // of another session: late, or not for us
-    const actions: Action[] = [];
-    if (message.config !== null) this.#configure(nowS, message.config);
-    if (message.error !== null) actions.push(...this.#reported(nowS, message.error));
-    if (grant !== null) {
-      if (message.config !== null) this.#handover.countsIn(message.config.epoch);
-      actions.push(...this.#granted(nowS, grant.token, message.summary));
-    } else if (ours) {
-      this.#handshake.sound(message.summary !== null && message.grant === null);
-    }
-    return [...actions, ...(ours ? this.#ofSession(nowS, message) : []), ...this.#flush(nowS)];
+    return this.#flush(nowS);
   }
 
-  #ofSession(nowS: number, message: ServerMessage): Action[] {
+  #ofSession(nowS: number, { summary, unsettled, status, notify, sync_request }: ServerMessage): void {
     // Without a summary a gateway speaks that cannot reach the Registrar: it says nothing of our session.
-    if (message.summary !== null) {
+    if (summary) {
       this.#heardAtS = nowS;
-      this.#serverSummary = message.summary;
-      this.#unsettled = message.unsettled;
+      this.#serverSummary = summary;
+      this.#unsettled = unsettled;
     }
-    return [
-      ...message.status.flatMap((status) => this.#status(nowS, status)),
-      ...message.notify.flatMap((told) => this.#notified(told)),
-      ...(message.sync_request === null ? [] : this.#syncRequested(nowS, message.sync_request)),
-    ];
-  }
-
-  #configure(nowS: number, config: Config): void {
-    this.#config = withinReason(config);
-    this.#quietUntilS = nowS + this.#config.quiet_s;
-    this.#outbox.setHeartbeat(nowS, this.#config);
+    for (const each of status) this.#status(nowS, each);
+    for (const told of notify) this.#notified(told);
+    if (sync_request) this.#syncRequested(nowS, sync_request);
   }
 
   /**
@@ -295,181 +305,185 @@ export class ClientCore {
    * Up to twice as late, so that clients which were refused together do not return together. If the Registrar has not spoken over this
    * connection, what was refused may be the message that says where the client is now, and no other follows: it is said again.
    */
-  #reported(nowS: number, error: ErrorReport): Action[] {
-    if (this.#handshake.hopeless(error.code)) return this.#end(new RoskvaError(error.code, error.message));
-    if (error.code === GOING_AWAY) {
-      this.spreadS = error.retry_after_s;
-      return [{ kind: "closeChannel" }];
+  #reported(nowS: number, { code, message, transient, retry_after_s }: ErrorReport): void {
+    if (this.#handshake.hopeless(code)) return this.#end(new RoskvaError(code, message));
+    if (code === GOING_AWAY) {
+      this.spreadS = retry_after_s;
+      return this.#do({ kind: "closeChannel" });
     }
-    if (error.retry_after_s > 0) {
-      const leastS = Math.min(Math.max(error.retry_after_s, this.#config.retry_min_s), this.#config.retry_max_s);
-      this.#refusedUntilS = Math.max(this.#refusedUntilS, nowS + leastS * (1 + this.#random()));
-      if (error.code === OVERLOADED) this.#againAt(this.#refusedUntilS);
+    if (retry_after_s > 0) {
+      const leastS = Math.min(Math.max(retry_after_s, this.config.retry_min_s), this.config.retry_max_s);
+      const untilS = (this.#refusedUntilS = Math.max(this.#refusedUntilS, nowS + leastS * (1 + this.#random())));
+      if (code === OVERLOADED) {
+        // It has no room, and knows when it will: then, however long the own pauses have become, and not later.
+        for (const asked of [this.#operations, this.#syncing, this.#handshake]) asked.againAt(untilS);
+        this.#forgetDueS = Math.min(this.#forgetDueS, untilS);
+      }
       if (this.#heardAtS === -Infinity || !this.#handshake.welcomed) {
-        this.#outbox.heartbeatDueS = Math.min(this.#outbox.heartbeatDueS, this.#refusedUntilS);
+        this.#outbox.heartbeatDueS = Math.min(this.#outbox.heartbeatDueS, untilS);
       }
     }
-    return [{ kind: "reported", code: error.code, message: error.message, transient: error.transient }];
+    this.#do({ kind: "reported", code, message, transient });
   }
 
-  /** The server has no room, and knows when it will: then, however long the own pauses have become, and not later. */
-  #againAt(untilS: number): void {
-    this.#operations.againAt(untilS);
-    this.#syncing.againAt(untilS);
-    this.#handshake.againAt(untilS);
-    if (this.#forgetDueS !== null) this.#forgetDueS = Math.min(this.#forgetDueS, untilS);
-  }
-
-  #granted(nowS: number, token: string, summary: Summary | null): Action[] {
-    const returning = this.#handshake.prior !== "";
-    const restarted = returning && !this.#handshake.grantedBefore;
+  #granted(nowS: number, token: string, summary: Summary | null): void {
+    const { prior, grantedBefore } = this.#handshake;
     this.#handshake.granted(token);
-    this.#serverSummary = summary !== null || returning ? summary : new SetDigest().summary();
+    this.#serverSummary = summary ?? (prior ? null : new SetDigest().summary());
     this.#outbox.begin(token);
     this.#handover.newSession();
-    this.#operations.restart();
-    this.#syncing.interrupted();
-    if (this.#forgetDueS !== null) this.#forgetDueS = -Infinity;
-    if (restarted && summary !== null && summary.count > 0) {
-      this.#restatingUntilS = nowS + this.#config.retry_min_s;
-      this.#restatingEndS = nowS + RESTATING_PAUSES_MAX * this.#config.retry_min_s;
+    this.#askAgain();
+    if (prior && !grantedBefore && summary?.count) {
+      this.#restatingUntilS = nowS + this.config.retry_min_s;
+      this.#restatingEndS = nowS + RESTATING_PAUSES_MAX * this.config.retry_min_s;
     }
-    return [this.#writeState()];
+    this.#writeState();
   }
 
-  #refused(nowS: number, token: string, refusal: StartAnew): Action[] {
-    const outcome = this.#handshake.refused(nowS, token, refusal, this.#config, this.#random());
-    if (outcome === "not ours") return [];
+  #refused(nowS: number, token: string, refusal: StartAnew): void {
+    const outcome = this.#handshake.refused(nowS, token, refusal, this.config, this.#random());
+    if (outcome === "not ours") return;
     if (outcome === "two of us") {
       return this.#end(new ClientStopped("Another client runs with the same state: it superseded this one twice within a minute."));
     }
-    this.#serverSummary = null;
-    this.#restatingUntilS = null;
-    if (outcome === "handshake") return [];
-    if (this.#forgetDueS !== null) return this.#forgotten();
+    this.#serverSummary = this.#restatingUntilS = null;
+    if (outcome === "handshake") return;
+    if (this.#forgets) return this.#forgotten();
     this.#operations.clear(); // a new client has no registrations: the sync states them all
     this.desired.doubtAll();
-    return [this.#writeState(), { kind: "reissueRegistrations" }];
+    this.#writeState();
+    this.#do({ kind: "reissueRegistrations" });
   }
 
-  #writeState(): Action {
-    return { kind: "writeState", state: encodeState(this.#handshake.application, this.#handshake.device, this.#handshake.token) };
+  #do(action: Action): void {
+    this.#actions.push(action);
   }
 
-  #end(error: RoskvaError): Action[] {
-    this.#stopped = error;
-    return [{ kind: "closeChannel" }, { kind: "stopped", error }];
+  #changed(name: Name, registered: boolean): void {
+    this.#do({ kind: "statusChanged", name, registered });
   }
 
-  #status(nowS: number, status: Status): Action[] {
+  #writeState(): void {
+    this.#do({ kind: "writeState", state: encodeState(this.#handshake.application, this.#handshake.device, this.#handshake.token) });
+  }
+
+  #end(error: RoskvaError): void {
+    this.stopped = error;
+    this.#do({ kind: "closeChannel" });
+    this.#do({ kind: "stopped", error });
+  }
+
+  #status(nowS: number, status: Status): void {
     const name = nameOf(status.object);
-    if (status.state === messages.FAILED) return this.#failed(nowS, name, status);
-    if (status.state !== messages.REGISTERED && status.state !== messages.UNREGISTERED) return []; // of a later protocol
     const registered = status.state === messages.REGISTERED;
+    if (status.state === messages.FAILED) return this.#failed(nowS, name, status);
+    if (!registered && status.state !== messages.UNREGISTERED) return; // of a later protocol
     if (registered === this.desired.has(name)) {
       this.#operations.settle(name);
-      return this.desired.confirm(name) ? [{ kind: "statusChanged", name, registered }] : [];
+      if (this.desired.confirm(name)) this.#changed(name, registered);
+    } else if (!registered && !this.#operations.has(name) && !this.desired.isUnconfirmed(name)) {
+      // Else a late answer to an earlier wish. The server dropped it, or this is a late repeat. The summaries tell which; until then it
+      // counts as absent.
+      this.desired.doubt(name);
+      this.#changed(name, false);
     }
-    // A late answer to an earlier wish.
-    if (registered || this.#operations.has(name) || this.desired.isUnconfirmed(name)) return [];
-    // The server dropped it, or this is a late repeat. The summaries tell which; until then it counts as absent.
-    this.desired.doubt(name);
-    return [{ kind: "statusChanged", name, registered: false }];
   }
 
-  #failed(nowS: number, name: Name, { transient, code, message }: Status): Action[] {
-    if (!this.#operations.has(name) && !this.desired.has(name)) return []; // a late answer to an earlier wish
+  #failed(nowS: number, name: Name, { transient, code, message }: Status): void {
+    const wished = this.desired.has(name);
+    if (!this.#operations.has(name) && !wished) return; // a late answer to an earlier wish
     if (transient) {
-      this.#operations.postpone(name, this.desired.has(name), nowS, this.#config, this.#random());
+      this.#operations.postpone(name, wished, nowS, this.config, this.#random());
     } else {
       this.#operations.settle(name);
       // Else the summaries would differ for ever.
       if (this.desired.remove(name)) this.#handover.unregistered(name, false);
       this.desired.confirm(name);
     }
-    return [{ kind: "registrationFailed", name, transient, code, message }];
+    this.#do({ kind: "registrationFailed", name, transient, code, message });
   }
 
-  #syncRequested(nowS: number, request: SyncRequest): Action[] {
-    if (request.buckets === null) {
+  #syncRequested(nowS: number, { op, buckets }: SyncRequest): void {
+    if (!buckets) {
       // `#flush` does it, if the summaries differ and nothing is in flight.
       if (this.#syncing.hinted(nowS)) this.#syncing.notBeforeS = -Infinity;
-      return [];
+    } else if (op && op === this.#syncing.askedOp) {
+      this.#syncing.askedOp = 0;
+      for (const send of this.#outbox.syncBuckets(nowS, this.config, buckets)) this.#do(send);
     }
-    if (request.op === 0 || request.op !== this.#syncing.askedOp) return [];
-    this.#syncing.askedOp = 0;
-    return this.#outbox.syncBuckets(nowS, this.#config, request.buckets);
   }
 
-  #notified(told: messages.Notify): Action[] {
-    const name = nameOf(told.object);
+  #notified({ object, version, epoch, seqno }: messages.Notify): void {
+    const name = nameOf(object);
     // Neither shown nor acknowledged: the server voids it when the unregistration arrives.
-    if (!this.desired.has(name)) return [];
+    if (!this.desired.has(name)) return;
     const notification: Notification = {
       name,
-      version: told.version === null ? null : BigInt(told.version),
-      epoch: told.epoch,
-      seqno: BigInt(told.seqno),
+      version: version === null ? null : BigInt(version),
+      epoch,
+      seqno: BigInt(seqno),
       session: this.#handover.session,
     };
     const verdict = this.#handover.delivered(notification);
-    if (verdict === "hand over") return [{ kind: "notify", notification }];
+    if (verdict === "hand over") this.#do({ kind: "notify", notification });
     if (verdict === "acknowledge again") this.#outbox.acknowledge([ackOf(notification)]);
-    return [];
   }
 
-  /** Everything that may be sent now. In a quiet period: acknowledgements and heartbeats only. */
+  /** Answers what is to be done, with everything that may be sent now. In a quiet period: acknowledgements and heartbeats only. */
   #flush(nowS: number): Action[] {
-    if (this.#stopped !== null || !this.#connected) return [];
-    if (nowS >= this.#aliveAtS + 2 * this.#config.keepalive_s) {
+    if (this.#lives()) this.#speak(nowS);
+    const actions = this.#actions;
+    this.#actions = [];
+    return actions;
+  }
+
+  #speak(nowS: number): void {
+    if (nowS >= this.#silentS()) {
       this.#connected = false; // half open: the other side is gone and nobody told us
-      return [{ kind: "closeChannel" }];
+      return this.#do({ kind: "closeChannel" });
     }
-    const quiet = nowS < this.#silentUntilS;
-    if (!this.#handshake.token) return quiet || nowS < this.#handshake.dueS ? [] : [this.#init(nowS)];
+    const quiet = nowS < this.#silentUntilS();
+    if (!this.#handshake.token) {
+      if (!quiet && nowS >= this.#handshake.dueS) this.#init(nowS);
+      return;
+    }
     if (this.#restatingUntilS !== null && (nowS >= this.#restatingUntilS || !this.#differs())) {
       this.#restatingUntilS = null;
       this.#operations.clear(); // the server has them, or the sync states them
     }
     const restating = this.#restatingUntilS !== null;
-    const actions: Action[] = [];
-    for (let batch: Send | null; (batch = this.#outbox.batch(nowS, this.#config, quiet || restating)) !== null; ) actions.push(batch);
-    if (this.#operations.size === 0 && !restating && this.#serverSummary !== null) {
-      if (!this.#differs()) for (const action of this.#agree()) actions.push(action); // may be too many for one call
-      else if (!quiet && nowS >= this.#syncing.notBeforeS) actions.push(this.#outbox.sync(nowS, this.#config, this.#syncing));
+    for (let batch: Send | null; (batch = this.#outbox.batch(nowS, this.config, quiet || restating)); ) this.#do(batch);
+    if (this.#operations.size === 0 && !restating && this.#serverSummary) {
+      if (!this.#differs()) {
+        // Nothing is in flight: the server has every wish, whether or not it said so one by one.
+        this.#syncing.agreed();
+        for (const name of this.desired.confirmAll()) this.#changed(name, this.desired.has(name));
+      } else if (!quiet && nowS >= this.#syncing.notBeforeS) {
+        this.#do(this.#outbox.sync(nowS, this.config, this.#syncing));
+      }
     }
-    const forgetAtS = this.#forgetAtS();
-    if (forgetAtS !== null && !quiet && nowS >= forgetAtS) {
-      this.#forgetDueS = nowS + pauseS(this.#config, this.#forgetTries, this.#random());
-      this.#forgetTries += 1;
-      actions.push(this.#outbox.message(nowS, this.#config, { forget: true }));
+    if (!quiet && nowS >= this.#forgetAtS()) {
+      this.#forgetDueS = nowS + pauseS(this.config, this.#forgetTries++, this.#random());
+      this.#do(this.#outbox.message(nowS, this.config, { forget: true }));
     } else if (this.#outbox.mustSpeak || nowS >= this.#outbox.heartbeatDueS) {
-      actions.push(this.#outbox.message(nowS, this.#config));
+      this.#do(this.#outbox.message(nowS, this.config));
     }
-    return actions;
   }
 
   /** When to ask for it: when nothing is left to settle, so that the Matcher has no copy of any registration; or else, in the end. */
-  #forgetAtS(): number | null {
-    if (this.#forgetDueS === null || this.#serverSummary === null) return null;
-    const settled = !this.#differs() && this.#unsettled === 0;
-    return settled ? this.#forgetDueS : Math.max(this.#forgetDueS, this.#forgetPatienceS);
+  #forgetAtS(): number {
+    if (!this.#forgets || !this.#serverSummary) return Infinity;
+    return Math.max(this.#forgetDueS, this.#differs() || this.#unsettled ? this.#forgetPatienceS : -Infinity);
   }
 
   #differs(): boolean {
-    return this.#serverSummary !== null && !this.desired.matches(this.#serverSummary);
+    return !!this.#serverSummary && !this.desired.matches(this.#serverSummary);
   }
 
-  /** The summaries are equal with nothing in flight: the server has every wish, whether or not it said so one by one. */
-  #agree(): Action[] {
-    this.#syncing.agreed();
-    return this.desired.confirmAll().map((name) => ({ kind: "statusChanged", name, registered: this.desired.has(name) }));
-  }
-
-  #init(nowS: number): Send {
-    const init = this.#handshake.init(nowS, this.#config, this.#random());
-    const info = this.#library ? { info: { library: this.#library } } : {};
-    return { kind: "send", message: { summary: this.desired.summary(), init, ...info } };
+  #init(nowS: number): void {
+    const init = this.#handshake.init(nowS, this.config, this.#random());
+    const info = this.#library ? { info: { library: this.#library } } : null;
+    this.#do({ kind: "send", message: { summary: this.desired.summary(), init, ...info } });
   }
 }
 

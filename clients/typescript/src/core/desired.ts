@@ -4,9 +4,9 @@
  * The client, not the server, is the keeper of registrations: this set is what every loss is repaired from.
  */
 
-import { type BucketSummary, type Summary, type SyncObject } from "./messages.ts";
+import { type Summary, type SyncObject } from "./messages.ts";
 import { type Name } from "./model.ts";
-import { bucketOf, bucketSummaries, SetDigest } from "./summaries.ts";
+import { SetDigest } from "./summaries.ts";
 
 /** The version that the application stated when it registered: it holds it, and still does so after a restart. */
 export interface Held {
@@ -15,9 +15,8 @@ export interface Held {
 }
 
 /** The fields of a message that state a version. */
-export function stated(held: Held | null): { version?: string; epoch?: number } {
-  if (held === null) return {};
-  return { version: String(held.version), ...(held.epoch === 0 ? {} : { epoch: held.epoch }) };
+export function stated({ version, epoch }: { version: bigint | null; epoch: number }): { version?: string; epoch?: number } {
+  return { ...(version === null ? null : { version: String(version) }), ...(epoch ? { epoch } : null) };
 }
 
 /** Names with the version held, their summary kept up to date with each change, and the wishes not yet confirmed. */
@@ -38,8 +37,10 @@ export class Desired {
     return this.#names.keys();
   }
 
-  held(name: Name): Held | null {
-    return this.#names.get(name) ?? null;
+  /** What a message says of the version held. */
+  stated(name: Name): ReturnType<typeof stated> {
+    const held = this.#names.get(name);
+    return held ? stated(held) : {};
   }
 
   /**
@@ -98,18 +99,6 @@ export class Desired {
   }
 
   syncObject(name: Name): SyncObject {
-    return { object: name, ...stated(this.held(name)) };
-  }
-
-  bucketSummaries(): BucketSummary[] {
-    return bucketSummaries(this.#names.keys());
-  }
-
-  /** The names of these buckets. An empty one is an answer too: the server has something there that we do not wish for. */
-  byBucket(buckets: Iterable<number>): Map<number, Name[]> {
-    const wanted = new Map<number, Name[]>();
-    for (const bucket of buckets) wanted.set(bucket, []);
-    for (const name of this.#names.keys()) wanted.get(bucketOf(name))?.push(name);
-    return wanted;
+    return { object: name, ...this.stated(name) };
   }
 }

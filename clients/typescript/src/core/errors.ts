@@ -27,15 +27,14 @@ export class InvalidName extends RoskvaError {
   constructor(name: unknown, reason: string) {
     super(
       "invalid-name",
-      `The object name ${shown(name)} cannot be used: ${reason}. ` +
-        "Name objects with 1 to 128 bytes: UTF-8 text, or base64: followed by base64url.",
+      `The name ${shown(name)} cannot be used: ${reason}. Use 1 to 128 bytes of UTF-8 text, or base64: followed by base64url.`,
     );
   }
 }
 
 export class InvalidVersion extends RoskvaError {
   constructor(version: unknown) {
-    super("invalid-version", `${shown(version)} is not a version. Use a bigint from 0 to 9223372036854775807.`);
+    super("invalid-version", `${shown(version)} is not a version. Use a bigint from 0 to 2^63-1.`);
   }
 }
 
@@ -43,8 +42,7 @@ export class InvalidApplication extends RoskvaError {
   constructor(application: unknown) {
     super(
       "invalid-application",
-      `${shown(application)} is not an application's name. ` +
-        "Use 1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with a letter or digit.",
+      `${shown(application)} is not an application's name. Use 1 to 64 of a-z, 0-9 and ._-, a letter or digit first.`,
     );
   }
 }
@@ -57,7 +55,7 @@ export class InvalidDevice extends RoskvaError {
 
 export class MalformedMessage extends RoskvaError {
   constructor(what: string) {
-    super("malformed-message", `${what} docs/protocol.md describes what is expected.`);
+    super("malformed-message", `${what} See docs/protocol.md.`);
   }
 }
 

@@ -27,13 +27,10 @@
  */
 
 import { type Notification } from "./actions.ts";
-import { stated } from "./desired.ts";
+import { type Held, stated } from "./desired.ts";
 import { type Ack } from "./messages.ts";
-import { EPOCH_MAX, type Name } from "./model.ts";
+import { EPOCH_MAX, type Key, keyOf, type Name, NOTHING_YET } from "./model.ts";
 
-/** (epoch, version): how versions compare. */
-type Key = readonly [epoch: number, version: bigint];
-const NOTHING_YET: Key = [-1, -1n];
 export const RETIRED_MAX = 100_000; // marks of unregistered objects
 const DELIVERIES_MAX = 4; // registrations of one object with an open delivery; more than two need lost messages
 
@@ -43,77 +40,75 @@ interface Marks {
   handed: Key;
   acknowledged: Key;
   highest: Key;
-  readonly deliveries: Map<bigint, Key>; // open ones: seqno -> the highest version that came under it
+  readonly deliveries: Map<bigint, Notification>; // open ones: seqno -> the highest version that came under it
   unknownHanded: bigint;
   unknownAcknowledged: bigint;
   covered: Key; // the highest shown when the last unknown was handed over: whoever fetches after that has it
 }
 
-const compare = (one: Key, other: Key): number =>
-  one[0] !== other[0] ? one[0] - other[0] : one[1] < other[1] ? -1 : one[1] > other[1] ? 1 : 0;
-const highest = (first: Key, ...others: Key[]): Key => others.reduce((top, key) => (compare(key, top) > 0 ? key : top), first);
-const noMarks = (): Marks => ({
-  handed: NOTHING_YET,
-  acknowledged: NOTHING_YET,
-  highest: NOTHING_YET,
-  deliveries: new Map(),
-  unknownHanded: -1n,
-  unknownAcknowledged: -1n,
-  covered: NOTHING_YET,
-});
+const highest = (...keys: Key[]): Key => keys.reduce((top, key) => (key > top ? key : top));
 
 export class Handover {
-  #session = 0;
+  session = 0;
   #epoch = EPOCH_MAX; // the service's, by its last word; before that every one is possible
   readonly #marks = new Map<Name, Marks>();
   readonly #retired = new Map<Name, Marks>(); // of objects not registered, the oldest first
 
-  get session(): number {
-    return this.#session;
-  }
-
   delivered(notification: Notification): Verdict {
     const marks = this.#marksOf(notification.name);
-    this.#epoch = Math.max(this.#epoch, notification.epoch);
-    if (notification.version === null) return unknownDelivered(marks, notification);
-    const key: Key = [notification.epoch, notification.version];
-    if (compare(key, marks.acknowledged) <= 0) return "acknowledge again";
-    marks.deliveries.set(notification.seqno, highest(key, marks.deliveries.get(notification.seqno) ?? key));
-    if (marks.deliveries.size > DELIVERIES_MAX) {
-      marks.deliveries.delete([...marks.deliveries.keys()].reduce((least, seqno) => (seqno < least ? seqno : least)));
+    const { seqno, epoch, version } = notification;
+    this.#epoch = Math.max(this.#epoch, epoch);
+    const key = keyOf(notification);
+    if (version === null) {
+      if (seqno <= marks.unknownHanded) return seqno <= marks.unknownAcknowledged ? "acknowledge again" : "nothing";
+      marks.unknownHanded = seqno;
+      marks.covered = marks.highest;
+      marks.highest = highest(marks.highest, key);
+      return "hand over";
     }
-    if (compare(key, marks.handed) <= 0 || compare(key, marks.highest) < 0) return "nothing"; // an older version came late
+    if (key <= marks.acknowledged) return "acknowledge again";
+    const { deliveries } = marks;
+    const before = deliveries.get(seqno);
+    if (!before || key > keyOf(before)) deliveries.set(seqno, notification);
+    if (deliveries.size > DELIVERIES_MAX) deliveries.delete([...deliveries.keys()].reduce((least, one) => (one < least ? one : least)));
+    if (key <= marks.handed || key < marks.highest) return "nothing"; // an older version came late
     marks.handed = marks.highest = key;
     return "hand over";
   }
 
   /** The application is done with it. Names every delivery that this covers, exactly as it came. */
   acknowledged(notification: Notification): Ack[] {
-    const marks = this.#marks.get(notification.name) ?? this.#retired.get(notification.name);
-    if (marks === undefined) return [];
-    const current = notification.session === this.#session;
-    if (notification.version === null) return current ? unknownAcknowledged(marks, notification) : [];
-    const key: Key = [notification.epoch, notification.version];
-    if (compare(key, marks.highest) > 0) return []; // never shown: nobody may acknowledge what was not delivered
+    const { name, session, seqno, version } = notification;
+    const marks = this.#known(name);
+    const current = session === this.session;
+    const key = keyOf(notification);
+    if (!marks) return [];
+    if (version === null) {
+      if (!current || seqno > marks.unknownHanded) return [];
+      marks.unknownAcknowledged = highest(marks.unknownAcknowledged, seqno);
+      marks.acknowledged = highest(marks.acknowledged, key, marks.covered);
+      marks.handed = highest(marks.handed, marks.acknowledged);
+      return [ackOf(notification)];
+    }
+    if (key > marks.highest) return []; // never shown: nobody may acknowledge what was not delivered
     marks.acknowledged = highest(marks.acknowledged, key);
     marks.handed = highest(marks.handed, key);
-    const covered = [...marks.deliveries].filter(([, came]) => compare(came, key) <= 0);
-    for (const [seqno] of covered) marks.deliveries.delete(seqno);
+    const covered = [...marks.deliveries.values()].filter((came) => keyOf(came) <= key);
+    for (const came of covered) marks.deliveries.delete(came.seqno);
     // None: a higher version came under the same seqno meanwhile, or it is acknowledged twice.
-    if (covered.length === 0 && current) return [ackOf(notification)];
-    return covered.map(([seqno, [epoch, version]]) => ackOf({ ...notification, seqno, epoch, version }));
+    if (!covered.length && current) covered.push(notification);
+    return covered.map(ackOf);
   }
 
   /** The application did not take it: show it again when it is delivered again, be it after another registration. */
   giveBack(notification: Notification): void {
-    const marks = this.#marks.get(notification.name) ?? this.#retired.get(notification.name);
-    if (marks === undefined) return;
-    if (notification.version === null) {
-      if (notification.session === this.#session && marks.unknownHanded === notification.seqno) {
-        marks.unknownHanded = marks.unknownAcknowledged;
-      }
-    } else if (compare(marks.handed, [notification.epoch, notification.version]) === 0) {
-      marks.handed = marks.acknowledged;
+    const { name, session, seqno, version } = notification;
+    const marks = this.#known(name);
+    if (!marks) return;
+    if (version !== null) {
+      if (marks.handed === keyOf(notification)) marks.handed = marks.acknowledged;
+    } else if (session === this.session && marks.unknownHanded === seqno) {
+      marks.unknownHanded = marks.unknownAcknowledged;
     }
   }
 
@@ -122,20 +117,21 @@ export class Handover {
    *
    * What is held counts as acknowledged. A new registration that states less than was shown wants to be told again.
    */
-  registered(name: Name, held: Key | null, again: boolean): void {
+  registered(name: Name, held: Held | null, again: boolean): void {
     const retired = this.#retired.get(name);
-    if (retired !== undefined) {
+    if (retired) {
       this.#retired.delete(name);
       this.#marks.set(name, retired);
     }
-    if (held === null || held[0] > this.#epoch) return;
+    if (!held || held.epoch > this.#epoch) return;
     const marks = this.#marksOf(name);
-    if (!again && compare(held, marks.acknowledged) < 0) {
-      marks.handed = marks.acknowledged = held;
+    const key = keyOf(held);
+    if (!again && key < marks.acknowledged) {
+      marks.handed = marks.acknowledged = key;
     } else {
-      marks.acknowledged = highest(marks.acknowledged, held);
-      marks.handed = highest(marks.handed, held);
-      marks.highest = highest(marks.highest, held);
+      marks.acknowledged = highest(marks.acknowledged, key);
+      marks.handed = highest(marks.handed, key);
+      marks.highest = highest(marks.highest, key);
     }
   }
 
@@ -144,7 +140,7 @@ export class Handover {
     this.#marks.delete(name);
     if (forget) {
       this.#retired.delete(name);
-    } else if (marks !== undefined) {
+    } else if (marks) {
       this.#retired.set(name, marks);
       if (this.#retired.size > RETIRED_MAX) this.#retired.delete(this.#retired.keys().next().value as Name);
     }
@@ -154,7 +150,7 @@ export class Handover {
   countsIn(epoch: number): void {
     this.#epoch = epoch;
     for (const marks of this.#all()) {
-      if (highest(marks.highest, marks.acknowledged)[0] > epoch) {
+      if (highest(marks.highest, marks.acknowledged) >= keyOf({ epoch: epoch + 1, version: null })) {
         marks.handed = marks.acknowledged = marks.highest = marks.covered = NOTHING_YET;
         marks.deliveries.clear();
       }
@@ -166,43 +162,32 @@ export class Handover {
    * are the object's, whoever asks: their marks stay.
    */
   newSession(): void {
-    this.#session += 1;
+    this.session += 1;
     for (const marks of this.#all()) {
       marks.deliveries.clear();
       marks.unknownHanded = marks.unknownAcknowledged = -1n;
     }
   }
 
+  #known(name: Name): Marks | undefined {
+    return this.#marks.get(name) ?? this.#retired.get(name);
+  }
+
   #marksOf(name: Name): Marks {
     let marks = this.#marks.get(name);
-    if (marks === undefined) this.#marks.set(name, (marks = noMarks()));
+    if (!marks) {
+      const none = { handed: NOTHING_YET, acknowledged: NOTHING_YET, highest: NOTHING_YET, covered: NOTHING_YET };
+      marks = { ...none, deliveries: new Map(), unknownHanded: -1n, unknownAcknowledged: -1n };
+      this.#marks.set(name, marks);
+    }
     return marks;
   }
 
-  *#all(): Iterable<Marks> {
-    yield* this.#marks.values();
-    yield* this.#retired.values();
+  #all(): Marks[] {
+    return [...this.#marks.values(), ...this.#retired.values()];
   }
 }
 
-function unknownDelivered(marks: Marks, { seqno, epoch }: Notification): Verdict {
-  if (seqno <= marks.unknownAcknowledged) return "acknowledge again";
-  if (seqno <= marks.unknownHanded) return "nothing";
-  marks.unknownHanded = seqno;
-  marks.covered = marks.highest;
-  marks.highest = highest(marks.highest, [epoch, -1n]);
-  return "hand over";
-}
-
-function unknownAcknowledged(marks: Marks, notification: Notification): Ack[] {
-  if (notification.seqno > marks.unknownHanded) return [];
-  if (notification.seqno > marks.unknownAcknowledged) marks.unknownAcknowledged = notification.seqno;
-  marks.acknowledged = highest(marks.acknowledged, [notification.epoch, -1n], marks.covered);
-  marks.handed = highest(marks.handed, marks.acknowledged);
-  return [ackOf(notification)];
-}
-
 export function ackOf({ name, seqno, version, epoch }: Notification): Ack {
-  if (version !== null) return { object: name, seqno: String(seqno), ...stated({ version, epoch }) };
-  return { object: name, seqno: String(seqno), ...(epoch === 0 ? {} : { epoch }) };
+  return { object: name, seqno: String(seqno), ...stated({ version, epoch }) };
 }

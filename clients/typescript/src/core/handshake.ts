@@ -8,7 +8,7 @@
  */
 
 import { type Config, type Grant, type Init, type StartAnew } from "./messages.ts";
-import { pauseS } from "./operations.ts";
+import { pauseS } from "./limits.ts";
 
 export const SUPERSEDED_AGAIN_S = 60;
 const SUPERSEDED = "session-superseded";

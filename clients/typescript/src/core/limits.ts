@@ -11,7 +11,6 @@ const HEARTBEAT_MIN_S = 0.05;
 const QUIET_MAX_S = 86_400;
 const HEAD_BYTES = 4_096; // token, summary and braces
 const OBJECT_BYTES = 400; // a name of 128 bytes, every one of them escaped, with op, seqno, version and epoch
-const DOUBLINGS_MAX = 32; // connect_max_s caps the pause long before
 
 export function withinReason(config: Config): Config {
   const retryMinS = Math.max(PAUSE_MIN_S, config.retry_min_s);
@@ -36,9 +35,13 @@ export function objectsPerMessage(config: Config): number {
   return Math.max(1, Math.min(config.operations_per_message_max, fitting));
 }
 
+/** From retry_min_s up to a bound that doubles with each attempt and ends at retry_max_s; `dice` is from 0 to 1. */
+export function pauseS({ retry_min_s, retry_max_s }: Config, attempt: number, dice: number): number {
+  return retry_min_s + dice * (Math.min(retry_max_s, retry_min_s * 2 ** (attempt + 1)) - retry_min_s);
+}
+
 /** Before connecting again. The first time quick, unless a gateway asked its many clients to spread; then within a bound that doubles. */
-export function connectPauseS(config: Config, failures: number, dice: number, spreadS = 0): number {
-  if (failures === 0) return Math.max(config.connect_min_s, Math.min(spreadS, config.connect_max_s)) * dice;
-  const boundS = Math.min(config.connect_max_s, config.connect_min_s * 2 ** Math.min(failures, DOUBLINGS_MAX));
-  return boundS * (0.5 + dice / 2);
+export function connectPauseS({ connect_min_s, connect_max_s }: Config, failures: number, dice: number, spreadS = 0): number {
+  if (!failures) return Math.max(connect_min_s, Math.min(spreadS, connect_max_s)) * dice;
+  return Math.min(connect_max_s, connect_min_s * 2 ** failures) * (0.5 + dice / 2);
 }

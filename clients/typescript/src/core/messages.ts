@@ -155,58 +155,60 @@ export const FAILED = "failed";
 /** Checks one value, which stands at `at` of the message. A field that is not there is undefined. */
 export type Read<T> = (value: unknown, at: string) => T;
 
-function refuse(at: string, wanted: string): never {
-  throw new MalformedMessage(`The message is not of the documented form: ${wanted} is expected at ${at}.`);
-}
-
-const text = (charactersMax: number): Read<string> => (value, at) => {
-  // Characters are Unicode's: a string of JavaScript may have two units for one of them.
-  const fits = typeof value === "string" && (value.length <= charactersMax || [...value].length <= charactersMax);
-  return fits ? value : refuse(at, "a text, not too long,");
+const is = <T>(wanted: string, fits: (value: T) => boolean): Read<T> => (value, at) => {
+  if (fits(value as T)) return value as T;
+  throw new MalformedMessage(`The message is not of the documented form: ${wanted} is expected at ${at || "the message"}.`);
 };
-
-const digits = (pattern: RegExp): Read<string> => (value, at) =>
-  typeof value === "string" && pattern.test(value) ? value : refuse(at, "a text of digits");
-
-const whole = (min: number, max: number): Read<number> => (value, at) =>
-  typeof value === "number" && Number.isInteger(value) && value >= min && value <= max ? value : refuse(at, "a whole number in range");
-
-const number: Read<number> = (value, at) => (Number.isFinite(value) ? (value as number) : refuse(at, "a number"));
-
-const truth: Read<boolean> = (value, at) => (typeof value === "boolean" ? value : refuse(at, "true or false"));
-
-const list = <T>(read: Read<T>): Read<readonly T[]> => (value, at) =>
-  Array.isArray(value) ? value.map((one) => read(one, `${at}[]`)) : refuse(at, "a list");
+// Characters are Unicode's: a string of JavaScript may have two units for one of them.
+const text = (max: number): Read<string> =>
+  is("a text, not too long,", (value) => typeof value === "string" && (value.length <= max || [...value].length <= max));
+const digits = (pattern: RegExp): Read<string> => is("a text of digits", (value) => typeof value === "string" && pattern.test(value));
+const whole = (min: number, max: number): Read<number> =>
+  is("a whole number in range", (value) => Number.isInteger(value) && value >= min && value <= max);
+const truth: Read<boolean> = is("true or false", (value) => typeof value === "boolean");
+const array = is<unknown[]>("a list", Array.isArray);
+const object = is<Record<string, unknown>>("an object", (value) => !!value && typeof value === "object" && !Array.isArray(value));
+const number = is<number>("a number", Number.isFinite);
+export const short = text(512);
 
 export const or = <T>(value: T, read: Read<T>): Read<T> => (given, at) => (given === undefined ? value : read(given, at));
-
 const orNull = <T>(read: Read<T>): Read<T | null> => (value, at) => (value === undefined || value === null ? null : read(value, at));
+const list = <T>(read: Read<T>): Read<readonly T[]> =>
+  or<readonly T[]>([], (value, at) => array(value, at).map((one) => read(one, `${at}[]`)));
 
-export const record = <T extends object>(fields: { readonly [K in keyof T]: Read<T[K]> }): Read<T> => (value, at) => {
-  if (typeof value !== "object" || value === null || Array.isArray(value)) return refuse(at || "the message", "an object");
-  const found: Partial<T> = {};
-  for (const field in fields) found[field] = fields[field]((value as Record<string, unknown>)[field], at ? `${at}.${field}` : field);
+const OF_TYPE: Record<string, Read<unknown>> = { string: short, number, boolean: truth };
+
+/** A default, or how to read the field. A text, number or truth may be left out where a default stands for it, and must be one. */
+type Field<T> = Read<T> | (T & (string | number | boolean));
+
+export const record = <T extends object>(fields: { readonly [K in keyof T]: Field<T[K]> }): Read<T> => (value, at) => {
+  const given = object(value, at);
+  const found: Record<string, unknown> = {};
+  for (const name in fields) {
+    const field: unknown = fields[name];
+    const read = (typeof field === "function" ? field : or(field, OF_TYPE[typeof field] as Read<unknown>)) as Read<unknown>;
+    found[name] = read(given[name], at ? `${at}.${name}` : name);
+  }
   return found as T;
 };
 
-export const short = text(512);
 const count = whole(0, 2 ** 32);
 const epoch = or(0, whole(0, EPOCH_MAX));
 export const anyWhole = whole(-Infinity, Infinity);
-const decimal = digits(/^(0|[1-9][0-9]{0,18})$/);
+const decimal = digits(/^(0|[1-9]\d{0,18})$/);
 
 const readConfig = record<Config>({
-  heartbeat_s: or(1200, number),
-  heartbeat_smear: or(0.2, number),
-  keepalive_s: or(50, number),
-  offline_s: or(4800, number),
-  resend_min_s: or(1, number),
-  resend_max_s: or(60, number),
-  retry_min_s: or(1, number),
-  retry_max_s: or(60, number),
-  connect_min_s: or(0.5, number),
-  connect_max_s: or(60, number),
-  quiet_s: or(0, number),
+  heartbeat_s: 1200,
+  heartbeat_smear: 0.2,
+  keepalive_s: 50,
+  offline_s: 4800,
+  resend_min_s: 1,
+  resend_max_s: 60,
+  retry_min_s: 1,
+  retry_max_s: 60,
+  connect_min_s: 0.5,
+  connect_max_s: 60,
+  quiet_s: 0,
   operations_per_message_max: or(1000, anyWhole),
   message_bytes_max: or(1048576, anyWhole),
   registrations_max: or(100000, anyWhole),
@@ -218,22 +220,17 @@ export const DEFAULTS: Config = readConfig({}, "");
 
 const readServerMessage = record<ServerMessage>({
   v: or(1, anyWhole),
-  token: or("", short),
-  summary: orNull(record<Summary>({ count, digest: digits(/^[0-9a-f]{32}$/) })),
+  token: "",
+  summary: orNull(record<Summary>({ count, digest: digits(/^[\da-f]{32}$/) })),
   unsettled: or(0, count),
   time_ms: or(0, anyWhole),
   grant: orNull(record<Grant>({ nonce: short, token: short })),
-  start_anew: orNull(record<StartAnew>({ code: short, keep: truth, message: or("", short), nonce: or("", short) })),
-  status: or(
-    [],
-    list(record<Status>({ object: short, state: short, transient: or(false, truth), code: or("", short), message: or("", short) })),
-  ),
-  notify: or([], list(record<Notify>({ object: short, seqno: decimal, version: orNull(decimal), epoch }))),
+  start_anew: orNull(record<StartAnew>({ code: short, keep: truth, message: "", nonce: "" })),
+  status: list(record<Status>({ object: short, state: short, transient: false, code: "", message: "" })),
+  notify: list(record<Notify>({ object: short, seqno: decimal, version: orNull(decimal), epoch })),
   sync_request: orNull(record<SyncRequest>({ op: or(0, whole(0, Infinity)), buckets: orNull(list(whole(0, BUCKETS - 1))) })),
   config: orNull(readConfig),
-  error: orNull(
-    record<ErrorReport>({ code: short, message: text(Infinity), transient: or(false, truth), retry_after_s: or(0, number) }),
-  ),
+  error: orNull(record<ErrorReport>({ code: short, message: text(Infinity), transient: false, retry_after_s: 0 })),
 });
 
 export function encode(message: ClientMessage): string {
@@ -245,7 +242,7 @@ export function decodeServer(data: string): ServerMessage {
   try {
     value = JSON.parse(data);
   } catch (error) {
-    throw new MalformedMessage(`The message is not JSON: ${error instanceof Error ? error.message.slice(0, 200) : error}.`);
+    throw new MalformedMessage(`The message is not JSON: ${(error as Error).message.slice(0, 200)}.`);
   }
   return readServerMessage(value, "");
 }

@@ -39,7 +39,7 @@ const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 export function nameFromBytes(bytes: Uint8Array): Name {
   if (bytes.length < 1 || bytes.length > NAME_BYTES_MAX) {
-    throw new InvalidName(toBase64(bytes.slice(0, NAME_BYTES_MAX)), `it is ${bytes.length} bytes long; 1 to ${NAME_BYTES_MAX} are allowed`);
+    throw new InvalidName(toBase64(bytes.slice(0, NAME_BYTES_MAX)), `it has ${bytes.length} bytes`);
   }
   let text = "";
   try {
@@ -71,6 +71,11 @@ function fromBase64(text: string): Uint8Array {
   if (!/^[\w-]*$/.test(digits) || digits.length % 4 === 1) throw new InvalidName(text, "what follows base64: is not base64url");
   return Uint8Array.from(atob(digits.replace(/-/g, "+").replace(/_/g, "/")), (character) => character.charCodeAt(0));
 }
+
+/** (epoch, version) as one number: they compare as these do. An unknown (null) comes before every version of its epoch. */
+export type Key = bigint;
+export const keyOf = ({ epoch, version }: { epoch: number; version: bigint | null }): Key => (BigInt(epoch) << 64n) + (version ?? -1n);
+export const NOTHING_YET = keyOf({ epoch: -1, version: null });
 
 /** A version that the application holds, with its epoch. */
 export function checkVersion(version: bigint, epoch: number): void {

@@ -6,40 +6,26 @@
  * because the first thousand took long.
  */
 
+import { pauseS } from "./limits.ts";
 import { type Config } from "./messages.ts";
 import { type Name } from "./model.ts";
-import { Heap, Queue } from "./queues.ts";
 
 export const MESSAGES_UNANSWERED_MAX = 4;
-const DOUBLINGS_MAX = 32; // retry_max_s caps the pause long before
-
-/** From retry_min_s up to a bound that doubles with each attempt and ends at retry_max_s; `dice` is from 0 to 1. */
-export function pauseS(config: Config, attempt: number, dice: number): number {
-  const boundS = Math.min(config.retry_max_s, config.retry_min_s * 2 ** Math.min(attempt + 1, DOUBLINGS_MAX));
-  return config.retry_min_s + dice * Math.max(0, boundS - config.retry_min_s);
-}
 
 export interface Operation {
   readonly name: Name;
   readonly register: boolean;
   attempts: number;
-  due: number;
+  dueS: number;
   sent: boolean;
 }
 
-interface Repeat {
-  readonly due: number;
-  readonly ticket: number; // breaks ties
-  readonly operation: Operation;
-}
-
 export class Operations {
-  readonly #byName = new Map<Name, Operation>();
-  readonly #waiting = new Queue<Operation>(); // never sent in this session; replaced ones are skipped
-  // Entries of the past are skipped.
-  readonly #repeats = new Heap<Repeat>((one, other) => one.due < other.due || (one.due === other.due && one.ticket < other.ticket));
+  readonly #byName = new Map<Name, Operation>(); // in the order in which they were wished for
+  readonly #waiting = new Set<Operation>(); // never sent in this session
+  readonly #repeats = new Set<Operation>(); // in the order in which they were scheduled
+  #firstDueS = Infinity; // of the repeats; NaN: to be looked for, which takes time if they are many
   #unanswered = 0;
-  #ticket = 0;
 
   get size(): number {
     return this.#byName.size;
@@ -51,21 +37,23 @@ export class Operations {
 
   add(name: Name, register: boolean): void {
     this.settle(name);
-    const operation = { name, register, attempts: 0, due: 0, sent: false };
-    this.#byName.set(name, operation);
-    this.#waiting.push(operation);
+    this.#waiting.add(this.#enter(name, register));
   }
 
   settle(name: Name): void {
-    if (this.#byName.get(name)?.sent) this.#unanswered -= 1;
+    const operation = this.#byName.get(name);
+    if (!operation) return;
+    if (operation.sent) this.#unanswered -= 1;
     this.#byName.delete(name);
+    this.#waiting.delete(operation);
+    this.#repeats.delete(operation);
+    this.#firstDueS = NaN;
   }
 
   /** The server answered "later": the operation leaves the unanswered ones and is sent again after its pause. */
   postpone(name: Name, register: boolean, nowS: number, config: Config, dice: number): void {
-    const operation = this.#byName.get(name) ?? { name, register, attempts: 0, due: 0, sent: false };
+    const operation = this.#byName.get(name) ?? this.#enter(name, register);
     if (operation.sent) this.#unanswered -= 1;
-    this.#byName.set(name, operation);
     operation.sent = false;
     this.#schedule(operation, nowS, config, dice);
   }
@@ -73,38 +61,36 @@ export class Operations {
   /** The server had no room and said until when: what it has not answered is sent again then, not after its own longer pause. */
   againAt(untilS: number): void {
     for (const operation of this.#byName.values()) {
-      if (operation.sent && operation.due > untilS) this.#scheduleAt(operation, untilS);
+      if (operation.sent && operation.dueS > untilS) this.#scheduleAt(operation, untilS);
     }
   }
 
   clear(): void {
     this.#byName.clear();
-    this.#forgetTimes();
+    this.restart();
   }
 
   /** A new session or connection: whatever is open is sent again at once. */
   restart(): void {
-    this.#forgetTimes();
+    this.#waiting.clear();
+    this.#repeats.clear();
+    this.#firstDueS = Infinity;
+    this.#unanswered = 0;
     for (const operation of this.#byName.values()) {
       operation.sent = false;
-      this.#waiting.push(operation);
+      this.#waiting.add(operation);
     }
   }
 
   /** Up to `limit` operations to send now. They share one throw of the dice, so that their repeats travel together too. */
   take(nowS: number, config: Config, limit: number, dice: number): Operation[] {
-    const taken: Operation[] = [];
-    while (taken.length < limit) {
-      const operation = this.#nextRepeat(nowS);
-      if (operation === undefined) break;
+    const due = this.#nextRepeatS() > nowS ? [] : [...this.#repeats].filter(({ dueS }) => dueS <= nowS);
+    const taken = due.sort((one, other) => one.dueS - other.dueS).slice(0, limit);
+    let fresh = Math.min(limit - taken.length, this.#room(config) - taken.filter(({ sent }) => !sent).length);
+    for (const operation of this.#waiting) {
+      if (fresh-- <= 0) break;
+      this.#waiting.delete(operation);
       taken.push(operation);
-    }
-    let fresh = unansweredMax(config) - this.#unanswered - taken.filter((operation) => !operation.sent).length;
-    while (taken.length < limit && fresh > 0) {
-      const operation = this.#nextWaiting();
-      if (operation === undefined) break;
-      taken.push(operation);
-      fresh -= 1;
     }
     for (const operation of taken) {
       if (!operation.sent) this.#unanswered += 1;
@@ -114,55 +100,37 @@ export class Operations {
     return taken;
   }
 
-  /** When `take` would yield something; minus infinity: it would already; null: never. */
-  nextDue(config: Config): number | null {
-    let waiting = this.#waiting.first();
-    while (waiting !== undefined && this.#byName.get(waiting.name) !== waiting) {
-      this.#waiting.shift();
-      waiting = this.#waiting.first();
-    }
-    if (waiting !== undefined && this.#unanswered < unansweredMax(config)) return -Infinity;
-    this.#skipStale();
-    return this.#repeats.first()?.due ?? null;
+  /** When `take` would yield something; minus infinity: it would already; infinity: never. */
+  nextDueS(config: Config): number {
+    return this.#waiting.size > 0 && this.#room(config) > 0 ? -Infinity : this.#nextRepeatS();
   }
 
-  #forgetTimes(): void {
-    this.#waiting.clear();
-    this.#repeats.clear();
-    this.#unanswered = 0;
+  #enter(name: Name, register: boolean): Operation {
+    const operation = { name, register, attempts: 0, dueS: 0, sent: false };
+    this.#byName.set(name, operation);
+    return operation;
   }
 
   #schedule(operation: Operation, nowS: number, config: Config, dice: number): void {
-    this.#scheduleAt(operation, nowS + pauseS(config, operation.attempts, dice));
-    operation.attempts += 1;
+    this.#scheduleAt(operation, nowS + pauseS(config, operation.attempts++, dice));
   }
 
   #scheduleAt(operation: Operation, dueS: number): void {
-    operation.due = dueS;
-    this.#ticket += 1;
-    this.#repeats.push({ due: operation.due, ticket: this.#ticket, operation });
+    if (this.#repeats.delete(operation)) this.#firstDueS = NaN;
+    this.#repeats.add(operation);
+    operation.dueS = dueS;
+    this.#firstDueS = Math.min(this.#firstDueS, dueS);
   }
 
-  #skipStale(): void {
-    for (let first = this.#repeats.first(); first !== undefined; first = this.#repeats.first()) {
-      if (this.#byName.get(first.operation.name) === first.operation && first.operation.due === first.due) return;
-      this.#repeats.pop();
+  #nextRepeatS(): number {
+    if (Number.isNaN(this.#firstDueS)) {
+      this.#firstDueS = Infinity;
+      for (const { dueS } of this.#repeats) this.#firstDueS = Math.min(this.#firstDueS, dueS);
     }
+    return this.#firstDueS;
   }
 
-  #nextRepeat(nowS: number): Operation | undefined {
-    this.#skipStale();
-    const first = this.#repeats.first();
-    return first === undefined || first.due > nowS ? undefined : this.#repeats.pop()?.operation;
+  #room(config: Config): number {
+    return MESSAGES_UNANSWERED_MAX * config.operations_per_message_max - this.#unanswered;
   }
-
-  #nextWaiting(): Operation | undefined {
-    let operation = this.#waiting.shift();
-    while (operation !== undefined && this.#byName.get(operation.name) !== operation) operation = this.#waiting.shift();
-    return operation;
-  }
-}
-
-function unansweredMax(config: Config): number {
-  return MESSAGES_UNANSWERED_MAX * config.operations_per_message_max;
 }

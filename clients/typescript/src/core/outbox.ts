@@ -6,10 +6,10 @@
  */
 
 import { type Send } from "./actions.ts";
-import { type Desired, stated } from "./desired.ts";
-import { objectsPerMessage } from "./limits.ts";
+import { type Desired } from "./desired.ts";
+import { objectsPerMessage, pauseS } from "./limits.ts";
 import { type Ack, type ClientMessage, type Config, type Register, type Unregister } from "./messages.ts";
-import { type Operations, pauseS } from "./operations.ts";
+import { type Operations } from "./operations.ts";
 import { bucketStatements, statement, type Syncing } from "./syncing.ts";
 
 /** What a message may hold besides token and summary. */
@@ -52,7 +52,7 @@ export class Outbox {
     const unregister: Unregister[] = [];
     for (const operation of acksOnly ? [] : this.#operations.take(nowS, config, limit - acks.length, this.#random())) {
       const numbered = { op: this.#takeOps(1), object: operation.name };
-      if (operation.register) register.push({ ...numbered, ...stated(this.#desired.held(operation.name)) });
+      if (operation.register) register.push({ ...numbered, ...this.#desired.stated(operation.name) });
       else unregister.push(numbered);
     }
     if (acks.length + register.length + unregister.length === 0) return null;

@@ -5,7 +5,7 @@
  */
 
 import { StateDamaged } from "./errors.ts";
-import { anyWhole, or, record, short } from "./messages.ts";
+import { anyWhole, record, short } from "./messages.ts";
 
 export const STATE_FORMAT = 1;
 
@@ -16,7 +16,7 @@ export interface KeptState {
   readonly token: string; // empty: no handshake was ever answered
 }
 
-const readState = record<KeptState>({ v: anyWhole, application: short, device: short, token: or("", short) });
+const readState = record<KeptState>({ v: anyWhole, application: short, device: short, token: "" });
 
 export function encodeState(application: string, device: string, token: string): string {
   return JSON.stringify({ v: STATE_FORMAT, application, device, token });
@@ -27,7 +27,7 @@ export function decodeState(data: string): KeptState {
   try {
     state = readState(JSON.parse(data), "");
   } catch {
-    throw new StateDamaged("not a client's state: it is not JSON, or a field is missing or not of its form");
+    throw new StateDamaged("not a client's state");
   }
   if (state.v !== STATE_FORMAT) throw new StateDamaged(`format ${state.v} is unknown to this version of the library`);
   return state;
@@ -35,16 +35,21 @@ export function decodeState(data: string): KeptState {
 
 /** The token of the last run, and why there is none although a state was given. */
 export function priorToken(data: string | null, application: string, device: string): { prior: string; ignored: string } {
-  if (data === null) return { prior: "", ignored: "" };
-  let kept: KeptState;
+  let prior = "";
+  let ignored = "";
   try {
-    kept = decodeState(data);
+    if (data !== null) {
+      const kept = decodeState(data);
+      if (kept.application === application && kept.device === device) prior = kept.token;
+      else ignored = `it belongs to ${owner(kept)}`;
+    }
   } catch (damage) {
-    if (!(damage instanceof StateDamaged)) throw damage;
-    return { prior: "", ignored: damage.message };
+    ignored = (damage as StateDamaged).message;
   }
-  if (kept.application !== application || kept.device !== device) {
-    return { prior: "", ignored: `it belongs to device ${JSON.stringify(kept.device)} of application ${JSON.stringify(kept.application)}` };
-  }
-  return { prior: kept.token, ignored: "" };
+  return { prior, ignored };
+}
+
+/** Whose it is, for a person. */
+export function owner({ application, device }: KeptState): string {
+  return `device ${JSON.stringify(device)} of application ${JSON.stringify(application)}`;
 }

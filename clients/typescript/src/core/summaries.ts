@@ -5,7 +5,7 @@
  * the size of the set. A bucket holds the names whose hash begins with that byte.
  */
 
-import { type BucketSummary, type Summary } from "./messages.ts";
+import { BUCKETS, type BucketSummary, type Summary } from "./messages.ts";
 import { bytesOf, type Name } from "./model.ts";
 import { sha256 } from "./sha256.ts";
 
@@ -51,13 +51,10 @@ export class SetDigest {
 
 /** The summaries of the buckets that are not empty, in order. */
 export function bucketSummaries(names: Iterable<Name>): BucketSummary[] {
-  const digests = new Map<number, SetDigest>();
+  const digests = Array.from({ length: BUCKETS }, () => new SetDigest());
   for (const name of names) {
     const hash = hashOf(name); // once: it is what takes time here
-    const bucket = bucketOfHash(hash);
-    const digest = digests.get(bucket) ?? new SetDigest();
-    digests.set(bucket, digest);
-    digest.add(name, hash);
+    digests[bucketOfHash(hash)]?.add(name, hash);
   }
-  return [...digests].sort(([one], [other]) => one - other).map(([bucket, digest]) => ({ bucket, ...digest.summary() }));
+  return digests.map((digest, bucket) => ({ bucket, ...digest.summary() })).filter(({ count }) => count);
 }

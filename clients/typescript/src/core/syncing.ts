@@ -8,8 +8,9 @@
  */
 
 import { type Desired } from "./desired.ts";
-import { FULL_SYNC_MAX, type Sync } from "./messages.ts";
+import { FULL_SYNC_MAX, type Sync, type SyncObject } from "./messages.ts";
 import { type Name } from "./model.ts";
+import { bucketOf, bucketSummaries } from "./summaries.ts";
 
 export const HINT_INTERVAL_S = 60;
 
@@ -54,7 +55,7 @@ export class Syncing {
 
 /** All registrations if they are few, else the summaries of their buckets. */
 export function statement(desired: Desired, op: number, objectsMax: number): Sync {
-  if (desired.size > Math.min(FULL_SYNC_MAX, objectsMax)) return { op, summaries: desired.bucketSummaries() };
+  if (desired.size > Math.min(FULL_SYNC_MAX, objectsMax)) return { op, summaries: bucketSummaries(desired.names()) };
   return { op, objects: [...desired.names()].map((name) => desired.syncObject(name)) };
 }
 
@@ -64,19 +65,17 @@ export function statement(desired: Desired, op: number, objectsMax: number): Syn
  * A single bucket above the limit goes alone: with 100,000 registrations a bucket holds about 390 objects, limits are 1,000.
  */
 export function bucketStatements(desired: Desired, buckets: readonly number[], firstOp: number, objectsMax: number): Sync[] {
-  const parts: { buckets: number[]; names: Name[] }[] = [];
-  for (const [bucket, members] of [...desired.byBucket(buckets)].sort(([one], [other]) => one - other)) {
-    const last = parts.at(-1);
-    if (last === undefined || last.names.length + members.length > objectsMax) {
-      parts.push({ buckets: [bucket], names: members });
-    } else {
-      last.buckets.push(bucket);
-      last.names = last.names.concat(members);
+  const members = new Map<number, Name[]>(); // an empty one is an answer too: the server has something there that we do not wish for
+  for (const bucket of [...buckets].sort((one, other) => one - other)) members.set(bucket, []);
+  for (const name of desired.names()) members.get(bucketOf(name))?.push(name);
+  const statements: { op: number; objects: SyncObject[]; buckets: number[] }[] = [];
+  for (const [bucket, names] of members) {
+    let last = statements.at(-1);
+    if (!last || last.objects.length + names.length > objectsMax) {
+      statements.push((last = { op: firstOp + statements.length, objects: [], buckets: [] }));
     }
+    for (const name of names) last.objects.push(desired.syncObject(name));
+    last.buckets.push(bucket);
   }
-  return parts.map((part, place) => ({
-    op: firstOp + place,
-    objects: part.names.map((name) => desired.syncObject(name)),
-    buckets: part.buckets,
-  }));
+  return statements;
 }

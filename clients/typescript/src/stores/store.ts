@@ -4,8 +4,7 @@
  * One running client per store, or one per page with tabs: clients that share a state supersede each other.
  */
 
-import type { RoskvaError } from "../core/errors.ts";
-import { decodeState, encodeState } from "../core/state.ts";
+import { decodeState, encodeState, owner } from "../core/state.ts";
 import { InvalidSetting } from "../errors.ts";
 
 export interface StateStore {
@@ -22,28 +21,23 @@ export interface StateStore {
 export interface Identity {
   readonly device: string;
   readonly kept: string | null; // for the core
-  readonly ignored: string; // why what was kept is of no use, if it is not
 }
 
 /** Which device this is (`device`, if given, must agree), and the state for the core. What is another's is left alone, and refused. */
 export async function openIdentity(store: StateStore, application: string, device: string): Promise<Identity> {
   const kept = await store.read();
-  let ignored = "";
   if (kept !== null) {
     try {
       const state = decodeState(kept);
-      if (state.application !== application || (device && state.device !== device)) {
-        throw new InvalidSetting(`The state belongs to the device ${state.device} of the application ${state.application}.`);
-      }
-      return { device: state.device, kept, ignored };
+      if (state.application === application && (!device || state.device === device)) return { device: state.device, kept };
+      throw new InvalidSetting(`The state belongs to ${owner(state)}.`);
     } catch (error) {
-      if (error instanceof InvalidSetting) throw error;
-      ignored = (error as RoskvaError).message;
+      if (error instanceof InvalidSetting) throw error; // else the core says why it is of no use
     }
   }
   device ||= unguessable();
   await store.write(encodeState(application, device, ""));
-  return { device, kept: null, ignored };
+  return { device, kept };
 }
 
 /** 128 bits of chance, as text. */

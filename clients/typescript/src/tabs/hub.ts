@@ -14,9 +14,9 @@
  * The session remembers nothing of an object that no tab wishes for: which tab was shown what, the tabs know.
  */
 
-import type { Name } from "../core/model.ts";
+import { keyOf, type Name } from "../core/model.ts";
 import type { Notification } from "../registrations.ts";
-import { above, type Delivery, type FromLeader, type FromTab, type Key, keyOf, NOTHING_YET, type Wish } from "./messages.ts";
+import type { Delivery, FromLeader, FromTab, Wish } from "./messages.ts";
 
 /** What the shell must do, in order: post to a tab, or call the session. */
 export type HubAction =
@@ -34,9 +34,12 @@ interface Pending {
   readonly waiting: Set<string>; // tabs that have not acknowledged it
 }
 
+type Version = Pick<Delivery, "version" | "epoch">;
+const NOTHING_YET: Version = { version: null, epoch: -1 };
+
 /** What this reign knows of an object. */
 interface Known {
-  highest: Key; // that came, or was stated by a tab
+  highest: Version; // that came, or was stated by a tab
   unknown: boolean; // one came
 }
 
@@ -85,7 +88,7 @@ export class Hub {
       const delivery = { name, version, epoch, seqno: ++this.#seqno };
       object.pending.set(version === null, { notification, delivery, waiting: new Set(object.tabs) });
       if (version === null) object.unknown = true;
-      else if (above([epoch, version], object.highest)) object.highest = [epoch, version];
+      else if (keyOf(delivery) > keyOf(object.highest)) object.highest = delivery;
       for (const tab of object.tabs) this.#post(tab, { kind: "notify", delivery });
     }
     return this.#taken();
@@ -126,12 +129,12 @@ export class Hub {
   }
 
   #add(tab: string, wish: Wish): void {
-    const held = wish.version === null ? NOTHING_YET : keyOf(wish);
+    const held = wish.version === null ? NOTHING_YET : wish;
     const object = this.#objects.get(wish.name) ?? this.#entered(tab, wish);
     const isNew = !object.tabs.has(tab);
     object.tabs.add(tab);
     if (isNew) this.#catchUp(tab, wish, held, object);
-    if (above(held, object.highest)) object.highest = held;
+    if (keyOf(held) > keyOf(object.highest)) object.highest = held;
     for (const { delivery, waiting } of isNew ? object.pending.values() : []) {
       waiting.add(tab);
       this.#post(tab, { kind: "notify", delivery });
@@ -163,12 +166,11 @@ export class Hub {
   }
 
   /** What it must be told though nobody else waits for it. */
-  #catchUp(tab: string, { name, told }: Wish, held: Key, { highest, unknown }: Known): void {
-    const [epoch, version] = highest;
+  #catchUp(tab: string, { name, told }: Wish, held: Version, { highest, unknown }: Known): void {
     const older = !told && (this.#tabs.get(tab) ?? true);
-    if (!older && !unknown && !above(highest, held)) return;
-    const missed = older || unknown ? { version: null, epoch: Math.max(0, epoch) } : { version, epoch };
-    this.#post(tab, { kind: "notify", delivery: { name, ...missed, seqno: ++this.#seqno } });
+    if (!older && !unknown && keyOf(highest) <= keyOf(held)) return;
+    const version = older || unknown ? null : highest.version;
+    this.#post(tab, { kind: "notify", delivery: { name, version, epoch: Math.max(0, highest.epoch), seqno: ++this.#seqno } });
   }
 
   #remove(tab: string, name: Name, forget: boolean): void {
@@ -186,7 +188,7 @@ export class Hub {
     const object = this.#objects.get(delivery.name);
     const pending = object?.pending.get(unknown);
     if (!object || !pending) return;
-    const covers = unknown ? delivery.seqno >= pending.delivery.seqno : !above(keyOf(pending.delivery), keyOf(delivery));
+    const covers = unknown ? delivery.seqno >= pending.delivery.seqno : keyOf(delivery) >= keyOf(pending.delivery);
     if (covers) this.#settled(object, unknown, pending, tab);
   }
 

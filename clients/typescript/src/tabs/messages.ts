@@ -64,9 +64,3 @@ export type FromLeader =
   | { readonly kind: "reported"; readonly code: string; readonly message: string; readonly transient: boolean }
   | { readonly kind: "standing"; readonly standing: Standing }
   | { readonly kind: "stopped"; readonly code: string; readonly message: string };
-
-export type Key = readonly [epoch: number, version: bigint];
-export const NOTHING_YET: Key = [-1, -1n];
-/** (epoch, version) as versions compare; an unknown is below all. */
-export const keyOf = ({ version, epoch }: { version: bigint | null; epoch: number }): Key => [epoch, version ?? -1n];
-export const above = (one: Key, other: Key): boolean => one[0] > other[0] || (one[0] === other[0] && one[1] > other[1]);

@@ -12,7 +12,7 @@
 import { ClientStopped, RoskvaError } from "../core/errors.ts";
 import type { Name } from "../core/model.ts";
 import type { Notification } from "../registrations.ts";
-import type { Session, SessionOptions } from "../session.ts";
+import { Session, type SessionOptions } from "../session.ts";
 import type { Source, Told } from "../source.ts";
 import { unguessable } from "../stores/store.ts";
 import { onWake } from "../wake.ts";
@@ -22,8 +22,6 @@ import { Tab, type TabAction } from "./tab.ts";
 
 const FIRST_WORD_S = 1; // how long a start waits to hear of a leader
 const SAID_AGAIN_S = 1; // a standing that is unchanged is repeated, not more often than this
-const LOAD_MIN_S = 1; // pauses between attempts to load what a leader needs
-const LOAD_MAX_S = 60;
 const LINGER_S = 1; // a leader that stopped for good holds its lock so long: first the others hear why
 
 /** `to`: a tab, or empty for all. `term`: the reign, empty if none is known. */
@@ -94,7 +92,6 @@ export class SharedSession implements Source {
   async #follow(): Promise<void> {
     this.#stand(false);
     this.#perform(this.#tab.ask(this.#now(), "hello"));
-    import("../session.ts").catch(() => {}); // at hand when this tab must lead; whoever leads now has had it, so it is in the cache
     const cancel = this.#options.clock.after(FIRST_WORD_S, this.#heardOf);
     await this.#firstWord;
     cancel();
@@ -250,7 +247,6 @@ export class SharedSession implements Source {
   // The leader's part.
 
   async #lead(bornS: number, { signal }: AbortController): Promise<void> {
-    const { Session } = await this.#load(signal);
     const session = new Session(this.#options, (told) => this.#reign === reign && this.#sessionTold(reign, told));
     const began = { term: unguessable(), after: this.#term, bornS, hub: new Hub(), session };
     const reign: Reign = { ...began, watched: new Set([this.#id]), said: "", saidS: -Infinity };
@@ -258,18 +254,6 @@ export class SharedSession implements Source {
     if (signal.aborted) return session.close();
     this.#reign = reign;
     this.#sayLead("", reign);
-  }
-
-  /** What only a leader needs. It may have to be fetched, and a network that is down comes back. */
-  async #load(signal: AbortSignal): Promise<typeof import("../session.ts")> {
-    for (let pauseS = LOAD_MIN_S; ; pauseS = Math.min(2 * pauseS, LOAD_MAX_S)) {
-      try {
-        return await import("../session.ts");
-      } catch (error) {
-        if (signal.aborted) throw error;
-        await new Promise<void>((done) => void this.#options.clock.after(pauseS, done));
-      }
-    }
   }
 
   #failedToLead(error: unknown): void {

@@ -12,10 +12,10 @@
 import { RoskvaError } from "../core/errors.ts";
 import { ackOf, Handover } from "../core/handover.ts";
 import type { Ack } from "../core/messages.ts";
-import type { Name } from "../core/model.ts";
+import { keyOf, type Name } from "../core/model.ts";
 import type { Notification } from "../registrations.ts";
 import type { Told } from "../source.ts";
-import { above, type Delivery, type FromLeader, type FromTab, keyOf, type Standing, type Wish } from "./messages.ts";
+import type { Delivery, FromLeader, FromTab, Standing, Wish } from "./messages.ts";
 
 const AGAIN_MIN_S = 1; // as the service's pauses before it delivers again
 const AGAIN_MAX_S = 60;
@@ -75,7 +75,7 @@ export class Tab {
 
   register(name: Name, version: bigint | null, epoch: number): TabAction[] {
     const known = this.#wishes.get(name);
-    this.#handover.registered(name, version === null ? null : [epoch, version], known !== undefined);
+    this.#handover.registered(name, version === null ? null : { version, epoch }, known !== undefined);
     const held = version === null && known ? known : { version, epoch };
     const wish = { name, version: held.version, epoch: held.epoch, told: false };
     this.#wishes.set(name, wish);
@@ -250,7 +250,7 @@ export class Tab {
 
 /** Of two of the same key: whoever has dealt with the first need not be shown the other. */
 function covers(one: Notification, other: Notification): boolean {
-  if (one.version !== null) return !above(keyOf(other), keyOf(one));
+  if (one.version !== null) return keyOf(one) >= keyOf(other);
   return one.session > other.session || (one.session === other.session && one.seqno >= other.seqno);
 }
 
