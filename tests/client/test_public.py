@@ -16,6 +16,7 @@ PURE = [
     "actions",
     "choice",
     "core",
+    "credential",
     "desired",
     "following",
     "freshness",

@@ -90,6 +90,20 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class CredentialWanted:
+    """The server did nothing for want of a credential, or refused the one it got (`code` and `message` are its own); or, with the code
+    `credential-refresh`, the one that is in use soon ends. Whoever has another gives it to `use_credential`."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialAccepted:
+    good_s: float  # from now; 0: for as long as the session
+
+
+@dataclass(frozen=True, slots=True)
 class CloseChannel:
     """The connection is of no use any more: close it, and connect again unless the client was stopped."""
 
@@ -101,4 +115,16 @@ class Stopped:
     error: RoskvaError
 
 
-Action = Send | Notify | StatusChanged | RegistrationFailed | ReissueRegistrations | WriteState | Reported | CloseChannel | Stopped
+Action = (
+    Send
+    | Notify
+    | StatusChanged
+    | RegistrationFailed
+    | ReissueRegistrations
+    | WriteState
+    | Reported
+    | CredentialWanted
+    | CredentialAccepted
+    | CloseChannel
+    | Stopped
+)

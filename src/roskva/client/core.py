@@ -8,6 +8,8 @@ It is in one of three states:
     with a token       every message carries it, and the summary of the desired registrations
     stopped            nothing happens any more
 
+In the first two the server may want to know who the user is (`credential`): until it does, little is said.
+
 Everything that waits for a time or for the connection is decided in one place, `_flush`, at the end of every input. The
 core never waits: it says when it wants to be called (`next_deadline`).
 
@@ -23,6 +25,7 @@ The caller's duties, in this order:
    is neither is taken to be still at work, and is not shown again in this run.
 
 Not here: the pauses between connections (the shell's), and what is kept on disk (the bytes of `WriteState`, nothing else).
+It is long, since all inputs stand beside the one place that they meet in.
 Pure: no clock, no randomness, no logging; `random` yields floats from 0 to 1, `nonce` fresh unguessable texts.
 """
 
@@ -34,6 +37,8 @@ from typing import Final
 from roskva.client.actions import (
     Action,
     CloseChannel,
+    CredentialAccepted,
+    CredentialWanted,
     Notification,
     Notify,
     RegistrationFailed,
@@ -44,6 +49,7 @@ from roskva.client.actions import (
     Stopped,
     WriteState,
 )
+from roskva.client.credential import REFRESH, Credential, check_credential
 from roskva.client.desired import Desired, Held
 from roskva.client.handover import Handover, Verdict, ack_of
 from roskva.client.handshake import Handshake, Refusal
@@ -52,13 +58,14 @@ from roskva.client.operations import Operations, pause_s
 from roskva.client.outbox import Outbox
 from roskva.client.state import encode_state, prior_token
 from roskva.client.syncing import Syncing
-from roskva.errors import BadRequest, ClientStopped, GoingAway, Overloaded, RoskvaError, from_report
+from roskva.errors import BadRequest, ClientStopped, GoingAway, NotAuthorized, Overloaded, RoskvaError, from_report
 from roskva.model import check_application, check_device, name_from_text
 from roskva.probes import reached
 from roskva.protocol import messages
 from roskva.protocol.messages import (
     ClientMessage,
     Config,
+    CredentialState,
     ErrorReport,
     Info,
     ServerMessage,
@@ -87,13 +94,15 @@ class ClientCore:
         state: bytes | None = None,
         config: Config | None = None,
         library: str = "",
+        credential: str = "",
     ) -> None:
         self.config = within_reason(config or Config())
         self.desired = Desired()
         self.operations = Operations()
         self.syncing = Syncing()
         self.handover = Handover()
-        self._outbox = Outbox(self.desired, self.operations, random)
+        self.credential = Credential(random, check_credential(credential))
+        self._outbox = Outbox(self.desired, self.operations, self.credential, random)
         self.stopped: RoskvaError | None = None  # why, once it is
         self._handshake = Handshake(check_application(application), check_device(device), nonce)
         self._handshake.prior, self.state_ignored = prior_token(state, application, device)
@@ -153,10 +162,15 @@ class ClientCore:
         self.spread_s = 0.0
         self._handshake.due = _NEVER
         self._outbox.must_speak = True
+        self.credential.connected()
+        self._restart()
+        return self._flush(now)
+
+    def _restart(self) -> None:
+        """Whatever waits for an answer is said again at once."""
         self.operations.restart()
         self.syncing.interrupted()
         self._forget_due = None if self._forget_due is None else _NEVER
-        return self._flush(now)
 
     def disconnected(self, now: float) -> list[Action]:
         self._connected = False
@@ -170,9 +184,11 @@ class ClientCore:
         """When `tick` is wanted. None: only after another input."""
         if self.stopped is not None or not self._connected:
             return None
-        deadline = self._alive_at + 2 * self.config.keepalive_s
+        deadline = min(self._alive_at + 2 * self.config.keepalive_s, self.credential.refresh_at)
         if not self._handshake.token:
-            return min(deadline, max(self._handshake.due, self._silent_until))
+            return min(deadline, max(self._handshake.due, self._silent_until, self.credential.held_until))
+        if self.credential.wanted:
+            return min(deadline, self.credential.held_until)
         deadline = min(deadline, self._outbox.heartbeat_due)
         if self._restating_until is not None:
             return min(deadline, max(self._restating_until, self._silent_until))
@@ -203,6 +219,7 @@ class ClientCore:
             and self._connected
             and bool(self._handshake.token)
             and self._server_summary is not None
+            and not self.credential.wanted
             and now - self._heard_at < 2 * self.config.keepalive_s
         )
 
@@ -251,6 +268,16 @@ class ClientCore:
         self.handover.give_back(notification)
         return self._flush(now)
 
+    def use_credential(self, now: float, text: str) -> list[Action]:
+        """The user's credential from now on; it is shown at once. Empty: there is none any more, which is not said to anybody."""
+        if self.stopped is not None or not self.credential.use(text):
+            return []
+        self._handshake.due = _NEVER
+        self._outbox.must_speak = True
+        if self.credential.wanted:
+            self._restart()
+        return self._flush(now)
+
     def received(self, now: float, message: ServerMessage) -> list[Action]:
         if self.stopped is not None or not self._connected:
             return []
@@ -266,6 +293,8 @@ class ClientCore:
             self._configure(now, message.config)
         if message.error is not None:
             actions += self._reported(now, message.error)
+        if message.credential is not None:
+            actions += self._credential_judged(now, message.credential)
         if message.grant is not None and granted:
             if message.config is not None:
                 self.handover.counts_in(message.config.epoch)
@@ -323,6 +352,16 @@ class ClientCore:
         self._handshake.again_at(until)
         self._forget_due = None if self._forget_due is None else min(self._forget_due, until)
 
+    def _credential_judged(self, now: float, state: CredentialState) -> list[Action]:
+        """Wanted: nothing was done with a message, and nothing is told. Accepted after that: what was refused with it is asked again."""
+        if state.wanted:
+            self._heard_at = _NEVER
+            told = self.credential.refused(now, state.code, self.config)
+            return [CredentialWanted(self.credential.wanted, state.message)] if told else []
+        if self.credential.accepted(now, state.good_s, self.config):
+            self._restart()
+        return [CredentialAccepted(state.good_s)]
+
     def _granted(self, now: float, token: str, summary: Summary | None) -> list[Action]:
         returning = bool(self._handshake.prior)
         restarted = returning and not self._handshake.granted_before
@@ -330,9 +369,7 @@ class ClientCore:
         self._server_summary = summary if summary is not None or returning else _NOTHING
         self._outbox.begin(token)
         self.handover.new_session()
-        self.operations.restart()
-        self.syncing.interrupted()
-        self._forget_due = None if self._forget_due is None else _NEVER
+        self._restart()
         if restarted and summary is not None and summary.count > 0:
             self._restating_until = now + self.config.retry_min_s
             self._restating_end = now + RESTATING_PAUSES_MAX * self.config.retry_min_s
@@ -385,14 +422,18 @@ class ClientCore:
     def _failed(self, now: float, name: bytes, status: Status) -> list[Action]:
         if name not in self.operations and name not in self.desired:
             return []  # a late answer to an earlier wish
+        ended = False
         if status.transient:
             self.operations.postpone(name, name in self.desired, now, self.config, self._random())
         else:
+            if name in self.desired and name not in self.operations and name not in self.desired.unconfirmed:
+                ended = status.code == NotAuthorized.code  # it stood, and its user may not have it any more
             self.operations.settle(name)
             if self.desired.remove(name):  # else the summaries would differ for ever
                 self.handover.unregistered(name, forget=False)
             self.desired.unconfirmed.pop(name, None)
-        return [RegistrationFailed(name, status.transient, status.code, status.message)]
+        failed = RegistrationFailed(name, status.transient, status.code, status.message)
+        return [StatusChanged(name, registered=False), failed] if ended else [failed]
 
     def _sync_requested(self, now: float, request: SyncRequest) -> list[Action]:
         if request.buckets is None:
@@ -424,13 +465,18 @@ class ClientCore:
         if now >= self._alive_at + 2 * self.config.keepalive_s:
             self._connected = False  # half open: the other side is gone and nobody told us
             return [CloseChannel()]
+        actions: list[Action] = [CredentialWanted(REFRESH, "")] if self.credential.refreshes(now) else []
+        if self.credential.wanted:
+            if now < self.credential.held_until:
+                return actions
+            self.credential.turn()
+            self._outbox.must_speak = True
         quiet = now < self._silent_until
         if not self._handshake.token:
-            return [] if quiet or now < self._handshake.due else [self._init(now)]
+            return actions if quiet or now < self._handshake.due else [*actions, self._init(now)]
         if self._restating_until is not None and (now >= self._restating_until or not self._differs()):
             self._restating_until = None
             self.operations.clear()  # the server has them, or the sync states them
-        actions: list[Action] = []
         while batch := self._outbox.batch(now, self.config, acks_only=quiet or self._restating_until is not None):
             actions.append(batch)
         if not self.operations and self._restating_until is None and self._server_summary is not None:
@@ -466,7 +512,8 @@ class ClientCore:
     def _init(self, now: float) -> Send:
         init = self._handshake.init(now, self.config, self._random())
         info = Info(library=self._library) if self._library else None
-        return Send(ClientMessage(summary=self.desired.summary(), init=init, info=info))
+        credential = self.credential.take(now, self.config, init=True)
+        return Send(ClientMessage(summary=self.desired.summary(), init=init, info=info, credential=credential))
 
 
 def _name(text: str) -> bytes:

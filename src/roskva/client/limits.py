@@ -15,6 +15,7 @@ _PAUSE_MIN_S: Final = 0.01
 _HEARTBEAT_MIN_S: Final = 0.05
 _QUIET_MAX_S: Final = 86_400.0
 _HEAD_BYTES: Final = 4_096  # token, summary and braces
+_CREDENTIAL_BYTES: Final = 50_000  # 8,192 characters, every one of them escaped
 _OBJECT_BYTES: Final = 400  # a name of 128 bytes, every one of them escaped, with op, seqno, version and epoch
 
 
@@ -35,9 +36,10 @@ def within_reason(config: Config) -> Config:
     )
 
 
-def objects_per_message(config: Config) -> int:
+def objects_per_message(config: Config, with_credential: bool = False) -> int:
     """How many operations, acknowledgements or stated registrations fit one message, by number and by size at worst."""
-    return max(1, min(config.operations_per_message_max, (config.message_bytes_max - _HEAD_BYTES) // _OBJECT_BYTES))
+    head_bytes = _HEAD_BYTES + _CREDENTIAL_BYTES * with_credential
+    return max(1, min(config.operations_per_message_max, (config.message_bytes_max - head_bytes) // _OBJECT_BYTES))
 
 
 def connect_pause_s(config: Config, failures: int, dice: float, spread_s: float = 0.0) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from roskva.client.actions import Send
+from roskva.client.credential import Credential
 from roskva.client.desired import Desired
 from roskva.client.limits import objects_per_message
 from roskva.client.operations import Operations, pause_s
@@ -25,6 +26,7 @@ _NEVER: Final = float("-inf")
 class Outbox:
     desired: Desired
     operations: Operations
+    credential: Credential
     random: Callable[[], float]
     token: str = ""
     acks: list[Ack] = field(default_factory=list)
@@ -41,7 +43,7 @@ class Outbox:
 
     def batch(self, now: float, config: Config, acks_only: bool) -> Send | None:
         """One message of what waits: acknowledgements first, then operations that are due."""
-        limit = objects_per_message(config)
+        limit = self._objects_max(config)
         acks, self.acks = self.acks[:limit], self.acks[limit:]
         register: list[Register] = []
         unregister: list[Unregister] = []
@@ -59,13 +61,13 @@ class Outbox:
         return self.message(now, config, register, unregister, acks)
 
     def sync(self, now: float, config: Config, syncing: Syncing) -> Send:
-        sync = statement(self.desired, self._take_ops(1), objects_per_message(config))
+        sync = statement(self.desired, self._take_ops(1), self._objects_max(config))
         pause = pause_s(config, syncing.attempts, self.random())
         syncing.sent(now, sync.op, pause, asks=sync.summaries is not None)
         return self.message(now, config, sync=sync)
 
     def sync_buckets(self, now: float, config: Config, buckets: Sequence[int]) -> list[Send]:
-        statements = bucket_statements(self.desired, buckets, self._next_op, objects_per_message(config))
+        statements = bucket_statements(self.desired, buckets, self._next_op, self._objects_max(config))
         self._take_ops(len(statements))
         return [self.message(now, config, sync=part) for part in statements]
 
@@ -90,12 +92,16 @@ class Outbox:
             acks=acks or [],
             sync=sync,
             forget=forget,
+            credential=self.credential.take(now, config),
         )
         return Send(message)
 
     def set_heartbeat(self, now: float, config: Config) -> None:
         smear = config.heartbeat_smear * (2 * self.random() - 1)
         self.heartbeat_due = now + config.heartbeat_s * (1 + smear)
+
+    def _objects_max(self, config: Config) -> int:
+        return objects_per_message(config, with_credential=self.credential.due)
 
     def _take_ops(self, count: int) -> int:
         first = self._next_op
