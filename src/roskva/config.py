@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,8 @@ OTHER_VARIABLES: Final = frozenset(
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
 
 _SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_SIZE: Final = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
+_NUMBER_MAX: Final = 2**63  # no clock and no store counts further
 
 
 def setting(
@@ -253,7 +254,7 @@ class Settings:
     pipeline_memory: str = setting("1g", "Heap of Spark's JVM.", pattern="[0-9]+[mg]", form="a number and m or g, such as 1g")
     pipeline_stall_s: float = setting(60.0, "The supervisor restarts a pipeline of which a query has work and did none of it for so long.")
 
-    applications: dict[str, ApplicationSettings] = field(
+    applications: Mapping[str, ApplicationSettings] = field(
         default_factory=lambda: {"demo": ApplicationSettings()}, metadata={"when": "The applications, one table each."}
     )
 
@@ -261,6 +262,31 @@ class Settings:
     def replay_days(self) -> int:
         """After so many days nothing that was in the feed, or in a process that stood still, can come back."""
         return math.ceil(self.feed_retention_s / DAY_S) + self.outage_days_max
+
+
+class LiveApplications(Mapping[str, ApplicationSettings]):
+    """The applications of a running gateway: whoever holds this sees those of the settings file as it was read last."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, applications: Mapping[str, ApplicationSettings]) -> None:
+        self.now: Mapping[str, ApplicationSettings] = dict(applications)  # never changed: another takes its place
+
+    def replace(self, applications: Mapping[str, ApplicationSettings]) -> None:
+        self.now = dict(applications)
+
+    def __getitem__(self, name: str) -> ApplicationSettings:
+        return self.now[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Of now: a walk that takes long is not disturbed."""
+        return iter(self.now)
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+    def __repr__(self) -> str:
+        return f"LiveApplications({self.now!r})"
 
 
 # What must not be smaller than what: (where, smaller, larger).
@@ -300,7 +326,7 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidSetting(f"The settings file {file} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8, and numbers that Python does not read
         raise InvalidSetting(f"The settings file {file} is not TOML: {error}.") from None
 
 
@@ -358,14 +384,14 @@ def _convert(item: Field[Any], value: object, place: str) -> Any:
     if item.type in ("str", "Path"):
         if value == "" == item.default:
             return value  # as if it were not there
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or "\0" in value:
             raise InvalidSetting(f"{place} must be text, not {value!r}.")
         pattern = item.metadata["pattern"]
         if pattern is not None and re.fullmatch(pattern, value) is None:
             raise InvalidSetting(f"{place} is {value!r}; it must be {item.metadata['form']}.")
         if item.metadata["form"] == ADDRESS["form"] and host_and_port(value)[1] > PORT_MAX:
             raise InvalidSetting(f"{place} is {value!r}; ports end at {PORT_MAX}.")
-        return Path(value).expanduser() if item.type == "Path" else value
+        return _path(value, place) if item.type == "Path" else value
     number = _number(item, value, place)
     least, most = item.metadata["least"], item.metadata["most"]
     if least is None and number <= 0:
@@ -374,6 +400,13 @@ def _convert(item: Field[Any], value: object, place: str) -> Any:
         limits = f"at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise InvalidSetting(f"{place} is {value!r}; it must be {limits}.")
     return number
+
+
+def _path(text: str, place: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidSetting(f"{place} is {text!r}; there is no such user.") from None
 
 
 def _convert_list(item: Field[Any], value: object, place: str) -> tuple[str, ...]:
@@ -402,8 +435,9 @@ def _number(item: Field[Any], value: object, place: str) -> int | float:
         expected += ", or text such as '64 MiB'"
     if isinstance(value, str):
         value = _from_text(value, whole, size=_is_size(item.name))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or (whole and value != int(value)):
-        raise InvalidSetting(f"{place} must be {expected}.")
+    # Not a number (NaN) is not below anything.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _NUMBER_MAX or (whole and value != int(value)):
+        raise InvalidSetting(f"{place} must be {expected}, and less than {_NUMBER_MAX:.0e}.")
     return int(value) if whole else float(value)
 
 

@@ -223,8 +223,10 @@ class PublishKeyRefused(BadRequest):
     status = 401
     advice = "Send `Authorization: Bearer` with a key of the application; `roskva app key add` makes one."
 
-    def __init__(self, application: object) -> None:
-        super().__init__(f"No key of application {_shown(application)} was shown.")
+    def __init__(self, application: object = None) -> None:
+        super().__init__(
+            "No key of an application was shown." if application is None else f"No key of application {_shown(application)} was shown."
+        )
 
 
 class AdministrationRefused(BadRequest):

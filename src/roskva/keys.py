@@ -60,15 +60,17 @@ def load_keys(data_dir: Path) -> Keys:
 
 
 def administration(data_dir: Path) -> dict[str, str]:
-    """The header that opens what is for operators, by the keys of this data directory; without any that can be read, no header.
+    """The header that opens what is for operators, by the keys of this data directory; without any that can be read, no header."""
+    return bearer(admin_key(data_dir))
 
-    For commands beside the service: makes nothing and changes nothing.
-    """
+
+def admin_key(data_dir: Path) -> str:
+    """For commands beside the service: makes nothing and changes nothing. Empty: there is none that can be read."""
     path = Path(data_dir) / _FILE
     try:
-        return bearer(_parse(path, _read(path)).admin)
+        return _parse(path, _read(path)).admin
     except KeysUnusable:
-        return {}
+        return ""
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -41,21 +41,27 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 
 
 def as_operator(url: str, arguments: argparse.Namespace) -> dict[str, str]:
-    """The header that shows the operators' key to the service there: of ROSKVA_ADMIN_KEY, or of the data directory.
+    """The header that shows the operators' key to the service there. Without a key the service says what it wants."""
+    from roskva.keys import bearer
 
-    The latter only to this machine: what listens elsewhere must not learn the key of the service here. Without a key the service says
-    what it wants.
+    return bearer(operator_key(url, arguments))
+
+
+def operator_key(url: str, arguments: argparse.Namespace) -> str:
+    """Of ROSKVA_ADMIN_KEY, or of the data directory; empty: none is known.
+
+    The latter only for this machine: what listens elsewhere must not learn the key of the service here.
     """
-    from roskva.keys import administration, bearer
+    from roskva.keys import admin_key
 
     if os.environ.get(ADMIN_KEY):
-        return bearer(os.environ[ADMIN_KEY])
+        return os.environ[ADMIN_KEY]
     if not is_loopback(urllib.parse.urlsplit(url).hostname or ""):
-        return {}
+        return ""
     try:
-        return administration(settings_from(arguments).data)
+        return admin_key(settings_from(arguments).data)
     except RoskvaError:  # settings that the service would refuse, too
-        return {}
+        return ""
 
 
 def is_loopback(host: str) -> bool:

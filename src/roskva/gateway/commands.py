@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, Unavailable, UnknownApplication
 from roskva.feed.interface import FAN_OUTS, Entry
+from roskva.gateway.permission import MayPublish, everywhere
 from roskva.gateway.publish import Appender
 from roskva.matcher.events import Invalidation, encode_invalidation
 from roskva.model import EPOCH_MAX, name_from_text, object_key, partition_of
@@ -63,9 +64,10 @@ class Commands:
             raise Unavailable("The application was reset as often as can be counted.")
         return self._raise_epoch(application, seen)
 
-    async def invalidate(self, body: bytes) -> dict[str, Any]:
+    async def invalidate(self, body: bytes, may: MayPublish = everywhere) -> dict[str, Any]:
         """Answered when it is durable; telling everyone takes as long as it takes."""
         request = _decode(body, _Invalidate)
+        may(request.application)
         self._check(request.application)
         name, whole = _name_of(request)
         epoch = self._epoch_of(request.application)
@@ -95,6 +97,8 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise MalformedMessage(f"The request is not of the documented form: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"The request is not JSON: {error}.") from None
+    except RecursionError:
+        raise MalformedMessage("The request is nested too deeply.") from None
 
 
 def _name_of(request: _Invalidate) -> tuple[bytes, bool]:

@@ -144,11 +144,12 @@ class Routes:
 
     async def publish(self, request: web.Request) -> web.StreamResponse:
         began_s = time.perf_counter()
+        may = self.permission.publish(request)
         self.disk.check()
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max)):
             body = await self._body(request, self.settings.publish_bytes_max)
-            status, answer = await self.publishing.publish(body)
+            status, answer = await self.publishing.publish(body, may)
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
         response = web.Response(body=answer, status=status, content_type="application/json")
         if status == 503:
@@ -159,7 +160,8 @@ class Routes:
         return json_response(await self.commands.reset(await self._body(request, self.settings.publish_bytes_max)))
 
     async def invalidate(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.commands.invalidate(await self._body(request, self.settings.publish_bytes_max)))
+        may = self.permission.publish(request)
+        return json_response(await self.commands.invalidate(await self._body(request, self.settings.publish_bytes_max), may))
 
     async def _body(self, request: web.Request, limit: int) -> bytes:
         if request.content_length is not None and request.content_length > limit:
@@ -179,7 +181,10 @@ class Routes:
         return body
 
     async def object(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.inspection.object_version(*_object_in(request, "/v1/objects/")))
+        may = self.permission.publish(request)
+        application, name = _object_in(request, "/v1/objects/")
+        may(application)
+        return json_response(await self.inspection.object_version(application, name))
 
     async def inspect_client(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.client(ClientId(request.match_info["id"]), _page_in(request)))

@@ -20,6 +20,7 @@ from roskva.config import Settings
 from roskva.errors import BadRequest, MalformedMessage, RoskvaError, TooManyOperations, Unavailable, UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
 from roskva.feed.lanes import Appended
+from roskva.gateway.permission import MayPublish, everywhere
 from roskva.matcher.forms import Form, Malformed, Stamp, check, extract, form_of
 from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
 from roskva.telemetry.metrics import Metrics
@@ -91,10 +92,10 @@ class Publishing:
         self._epoch_of = epoch_of
         self._metrics = metrics
 
-    async def publish(self, body: bytes) -> tuple[int, bytes]:
-        """The HTTP status and body of the answer. Raises for what concerns the request as a whole."""
+    async def publish(self, body: bytes, may: MayPublish = everywhere) -> tuple[int, bytes]:
+        """The HTTP status and body of the answer. Raises for what concerns the request as a whole; `may`, for who asks."""
         self._metrics.publish_requests += 1
-        application, items = self._read(body)
+        application, items = self._read(body, may)
         outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
         valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
@@ -102,7 +103,7 @@ class Publishing:
         await self._append(application, valid, outcomes)
         return _answer(outcomes)
 
-    def _read(self, body: bytes) -> tuple[str, list[_Valid | RoskvaError]]:
+    def _read(self, body: bytes, may: MayPublish) -> tuple[str, list[_Valid | RoskvaError]]:
         request: _Request | _LooseRequest
         try:
             request = _requests.decode(body)
@@ -110,6 +111,7 @@ class Publishing:
             request = _decode_loosely(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedMessage(f"The request is not JSON: {error}.") from None
+        may(request.application)
         settings = self._settings.applications.get(request.application)
         if settings is None:
             raise UnknownApplication(request.application)

@@ -15,13 +15,14 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import uvloop
 from aiohttp import web
 
-from roskva.config import Settings
+from roskva.config import LiveApplications, Settings
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
 from roskva.gateway.commands import Commands
@@ -54,7 +55,8 @@ class Gateway:
     """One gateway. `await start()`, then it serves at `url` until `await stop()`."""
 
     def __init__(self, settings: Settings, member_id: str = "") -> None:
-        self.settings = settings
+        self.applications = LiveApplications(settings.applications)
+        self.settings = replace(settings, applications=self.applications)
         self.member_id = member_id or secrets.token_hex(8)  # of this boot: never used again
         self.metrics = Metrics()
         self.url = ""
@@ -123,7 +125,7 @@ class Gateway:
         publishing = Publishing(settings, feed, epoch_seen, metrics)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
-        permission = Permission(keys.admin, metrics)
+        permission = Permission(self.applications, keys.admin, metrics)
         self.routes = Routes(
             settings,
             publishing,
