@@ -275,7 +275,7 @@ async def test_polled_connections_count_and_are_refused_above_the_limit(start: S
     await Poller.open(http, gateway)
     await Poller.open(http, gateway)
     async with http.post(gateway.url + "/v1/channels") as answer:
-        assert await error_of(answer) == (503, "unavailable")
+        assert await error_of(answer) == (503, "overloaded")
     async with http.delete(one.url) as answer:
         assert answer.status == 204
     await Poller.open(http, gateway)

@@ -21,7 +21,7 @@ async def test_websocket_and_http_share_the_port(gateway: Gateway, http: aiohttp
     async with http.ws_connect(channel_url(gateway)) as socket, http.get(gateway.url + "/healthz") as answer:
         assert answer.status == 200
         assert await handshake(socket)
-    (protocol,) = {type(gateway.port.websocket())}
+    (protocol,) = {type(gateway.port.websocket(websocket.WebSocketConnection(gateway.port, "", "")))}
     assert protocol is WSProtocol
 
 

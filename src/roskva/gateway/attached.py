@@ -47,6 +47,7 @@ class Attachment:
             return
         if self._connection is None or self._connection.is_closed:
             if port.full():
+                port.metrics.limited_connections += 1
                 self.send(error_message(Unavailable("This gateway has as many connections as allowed.")))
                 return
             self._connection = AttachedConnection(port, self)
@@ -66,12 +67,14 @@ class Attachment:
 class AttachedConnection:
     """A client's connection over an attached channel, from its first message until either side ends it."""
 
-    __slots__ = ("_attachment", "_port", "claims", "is_closed", "malformed", "number", "owner", "session", "token")
+    __slots__ = ("_attachment", "_port", "address", "claims", "is_closed", "malformed", "number", "owner", "party", "session", "token")
 
     def __init__(self, port: Port, attachment: Attachment) -> None:
         self._port = port
         self._attachment = attachment
         self.is_closed = False
+        self.address = ""  # whoever carries it is trusted, or part of the application
+        self.party = port.admission.party("")
         self.number = 0
         self.token = ""
         self.claims: Claims | None = None

@@ -12,23 +12,26 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from roskva.config import Settings
-from roskva.errors import InvalidName, MalformedMessage, MessageTooLarge, OriginRefused, RoskvaError, Unavailable, UnknownPath
+from roskva.errors import EncodingRefused, InvalidName, MalformedMessage, MessageTooLarge, RoskvaError, Unavailable, UnknownPath
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import PAGE_DEFAULT, Details, Page
 from roskva.gateway.disk import DiskWatch
 from roskva.gateway.inspection import Inspection, release
 from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
-from roskva.gateway.permission import Permission
+from roskva.gateway.origins import ORIGIN, Origins, tell_browser
+from roskva.gateway.permission import MayPublish, Permission
 from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
@@ -59,10 +62,8 @@ def error_response(error: RoskvaError, status: int | None = None) -> web.Respons
     return response
 
 
-@web.middleware
-async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _named_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        _check_origin(request)
         return await handler(request)
     except RoskvaError as error:
         return error_response(error)
@@ -83,11 +84,25 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(RoskvaError("The request could not be handled."))
 
 
-def _check_origin(request: web.Request) -> None:
-    """Browsers say which page calls. Only pages from here may, for now; programs send no origin."""
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
-        raise OriginRefused(origin)
+def _middleware(origins: Origins, metrics: Metrics) -> Middleware:
+    """What every request passes first."""
+
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        asked_beforehand = origins.admit(request)
+        if asked_beforehand is not None:
+            return asked_beforehand
+        # Nothing is ever unpacked here: a small body could become a very large one.
+        encoding = request.headers.get("Content-Encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            metrics.encodings_refused += 1
+            raise EncodingRefused(encoding)
+        return await handler(request)
+
+    @web.middleware
+    async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await _named_errors(request, partial(checked, handler=handler))
+
+    return answered
 
 
 @dataclass(slots=True)
@@ -107,7 +122,8 @@ class Routes:
 
     def application(self) -> web.Application:
         size_max = max(self.settings.publish_bytes_max, self.settings.message_bytes_max)
-        application = web.Application(middlewares=[errors], client_max_size=size_max)
+        application = web.Application(middlewares=[_middleware(self._origins(), self.metrics)], client_max_size=size_max)
+        application.on_response_prepare.append(tell_browser)
         application.add_routes(Polling(self.port, self._body).routes())
         application.add_routes(
             [
@@ -142,9 +158,24 @@ class Routes:
 
         return checked
 
+    def _origins(self) -> Origins:
+        return Origins(self.settings, self.metrics)
+
+    def _may_publish(self, request: web.Request) -> MayPublish:
+        """Whose key it is; and for a page of another origin, whether the application lists that."""
+        may, origin = self.permission.publish(request), request.get(ORIGIN, "")
+        if not origin:
+            return may
+
+        def may_from_there(application: str) -> None:
+            self._origins().check(origin, application)
+            may(application)
+
+        return may_from_there
+
     async def publish(self, request: web.Request) -> web.StreamResponse:
         began_s = time.perf_counter()
-        may = self.permission.publish(request)
+        may = self._may_publish(request)
         self.disk.check()
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max)):
@@ -160,7 +191,7 @@ class Routes:
         return json_response(await self.commands.reset(await self._body(request, self.settings.publish_bytes_max)))
 
     async def invalidate(self, request: web.Request) -> web.StreamResponse:
-        may = self.permission.publish(request)
+        may = self._may_publish(request)
         return json_response(await self.commands.invalidate(await self._body(request, self.settings.publish_bytes_max), may))
 
     async def _body(self, request: web.Request, limit: int) -> bytes:
@@ -181,7 +212,7 @@ class Routes:
         return body
 
     async def object(self, request: web.Request) -> web.StreamResponse:
-        may = self.permission.publish(request)
+        may = self._may_publish(request)
         application, name = _object_in(request, "/v1/objects/")
         may(application)
         return json_response(await self.inspection.object_version(application, name))
@@ -196,16 +227,15 @@ class Routes:
         """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
         if self.port is None or not _wants_websocket(request):
             return _upgrade_required()
-        if self.port.full():
-            raise Unavailable("This gateway has as many connections as allowed.")
-        return await HttpConnection(self.port).run(request)
+        address = self.port.address_of(request)
+        self.port.check_room(address)
+        return await HttpConnection(self.port, address, request.get(ORIGIN, "")).run(request)
 
     async def trusted(self, request: web.Request) -> web.StreamResponse:
         check_trust(request, self.trusted_key)
         if self.port is None or not _wants_websocket(request):
             return _upgrade_required()
-        if self.port.full():
-            raise Unavailable("This gateway has as many connections as allowed.")
+        self.port.check_room("")
         return await TrustedLine(self.port).run(request)
 
     async def status(self, request: web.Request) -> web.StreamResponse:

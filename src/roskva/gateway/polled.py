@@ -13,7 +13,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from roskva.errors import ChannelClosed, Unavailable
+from roskva.errors import ChannelClosed
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -38,18 +38,22 @@ class PolledConnection:
         "_queued_bytes",
         "_reader",
         "_request",
+        "address",
         "claims",
         "closed_with",
         "id",
         "malformed",
         "number",
         "owner",
+        "party",
         "session",
         "token",
     )
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, address: str, origin: str) -> None:
         self._port = port
+        self.address = address
+        self.party = port.admission.party(origin)
         self._queue: list[bytes] = []
         self._queued_bytes = 0
         self._request: web.BaseRequest | None = None  # of the reader
@@ -144,10 +148,10 @@ class Polls:
         self._unattended: dict[PolledConnection, float] = {}  # in the order of their times
         self.closed: dict[PolledConnection, float] = {}  # whose clients were not told yet
 
-    def open(self) -> PolledConnection:
-        if self._port.full():
-            raise Unavailable("This gateway has as many connections as allowed.")
-        connection = PolledConnection(self._port)
+    def open(self, address: str, origin: str) -> PolledConnection:
+        self._port.check_room(address)
+        connection = PolledConnection(self._port, address, origin)
+        self._port.admission.count(address)
         self._by_id[connection.id] = connection
         self.unattended(connection)
         self._port.opened(connection)

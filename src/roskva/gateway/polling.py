@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from roskva.errors import ChannelClosed, MalformedMessage, RoskvaError, Unavailable
+from roskva.gateway.origins import ORIGIN
 from roskva.gateway.polled import IDLE_S, WAIT_S, PolledConnection
 from roskva.gateway.publish import error_object
 from roskva.gateway.server import Port
@@ -46,7 +47,8 @@ class Polling:
         ]
 
     async def open(self, request: web.Request) -> web.StreamResponse:
-        connection = self._serving().polls.open()
+        port = self._serving()
+        connection = port.polls.open(port.address_of(request), request.get(ORIGIN, ""))
         told = {"id": connection.id, "wait_s": WAIT_S, "idle_s": IDLE_S}
         return web.Response(body=msgspec.json.encode(told), status=201, content_type="application/json", headers=_NO_STORE)
 

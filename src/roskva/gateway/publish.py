@@ -10,14 +10,16 @@ new one, since versions of the old one no longer count.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from roskva.config import Settings
-from roskva.errors import BadRequest, MalformedMessage, RoskvaError, TooManyOperations, Unavailable, UnknownApplication
+from roskva.access.limits import Bucket
+from roskva.config import ApplicationSettings, Settings
+from roskva.errors import BadRequest, MalformedMessage, RateLimited, RoskvaError, TooManyOperations, Unavailable, UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
 from roskva.feed.lanes import Appended
 from roskva.gateway.permission import MayPublish, everywhere
@@ -25,6 +27,7 @@ from roskva.matcher.forms import Form, Malformed, Stamp, check, extract, form_of
 from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
 from roskva.telemetry.metrics import Metrics
 
+PUBLISHES_BURST: Final = 2
 _EPOCH_RISES_MAX: Final = 3
 _STANDARD: Final = Form()
 _OK: Final = b'{"ok":true}'
@@ -86,8 +89,17 @@ _encoder = msgspec.json.Encoder()
 
 
 class Publishing:
-    def __init__(self, settings: Settings, feed: Appender, epoch_of: Callable[[str], int], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        feed: Appender,
+        epoch_of: Callable[[str], int],
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
+        self._clock = clock
+        self._buckets: dict[str, Bucket] = {}  # of the applications that published
         self._feed = feed
         self._epoch_of = epoch_of
         self._metrics = metrics
@@ -111,6 +123,8 @@ class Publishing:
             request = _decode_loosely(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedMessage(f"The request is not JSON: {error}.") from None
+        except RecursionError:
+            raise MalformedMessage("The request is nested too deeply.") from None
         may(request.application)
         settings = self._settings.applications.get(request.application)
         if settings is None:
@@ -120,15 +134,28 @@ class Publishing:
         if (request.updates is not UNSET) + (request.raw is not UNSET) + (request.object is not UNSET) != 1:
             raise MalformedMessage("The request must have one of `updates`, `raw`, or `object` with `version`.")
         if request.updates is UNSET and request.raw is UNSET:
+            self._take(request.application, settings, 1)
             return request.application, [_checked(_single(request), form)]
         if request.version is not UNSET or request.source is not UNSET:
             raise MalformedMessage("`version` and `source` stand beside `object`, or inside the items of `updates`.")
         listed: Sequence[Item | Raw] = request.raw if request.updates is UNSET else request.updates  # type: ignore[assignment]
         if len(listed) > self._settings.publish_batch_max:
             raise TooManyOperations(len(listed), self._settings.publish_batch_max)
+        self._take(request.application, settings, len(listed))
         if request.updates is UNSET:
             return request.application, [_checked_raw(bytes(raw), request.application, form) for raw in listed]  # type: ignore[arg-type]
         return request.application, [_checked(item, form) for item in listed]
+
+    def _take(self, application: str, settings: ApplicationSettings, count: int) -> None:
+        """Raises RateLimited, before anything is done for the updates."""
+        rate = settings.publishes_per_s_max
+        bucket = self._buckets.get(application)
+        if bucket is None or bucket.rate_per_s != rate:
+            bucket = self._buckets[application] = Bucket(rate, max(1.0, PUBLISHES_BURST * rate))
+        wait_s = bucket.take(self._clock(), count)
+        if wait_s > 0:
+            self._metrics.limited_publishes += count
+            raise RateLimited("publishes_per_s_max", wait_s)
 
     async def _append(self, application: str, items: list[tuple[int, _Valid]], outcomes: list[RoskvaError | None]) -> None:
         """Append what is valid, a call per partition, so that each item gets the outcome of its own."""
@@ -196,6 +223,8 @@ def _decode_loosely(body: bytes) -> _LooseRequest:
         raise MalformedMessage(f"The request is not of the documented form: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"The request is not JSON: {error}.") from None
+    except RecursionError:
+        raise MalformedMessage("The request is nested too deeply.") from None
 
 
 def _single(request: _Request | _LooseRequest) -> Item | dict[str, Any]:
@@ -203,14 +232,22 @@ def _single(request: _Request | _LooseRequest) -> Item | dict[str, Any]:
     values = {name: value for name, value in given.items() if value is not UNSET}
     if isinstance(request, _Request) and "version" in values:
         return Item(**values)  # type: ignore[arg-type]
-    return {name: msgspec.json.decode(value) if isinstance(value, Raw) else value for name, value in values.items()}
+    return {name: _unpacked(value) if isinstance(value, Raw) else value for name, value in values.items()}
+
+
+def _unpacked(raw: Raw) -> Any:
+    """What was passed over so far may still be wrong: numbers that nobody can hold, bytes that are no text."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessage(f"The update is not JSON: {error}.") from None
 
 
 def _checked(item: Item | Raw | dict[str, Any], form: Form) -> _Valid | RoskvaError:
     try:
         if isinstance(item, Item):
             return _valid(item.object, item.version, item.source, form)
-        fields = item if isinstance(item, dict) else msgspec.json.decode(item)
+        fields = item if isinstance(item, dict) else _unpacked(item)
         if not isinstance(fields, dict):
             raise MalformedMessage("The update is not an object with `object`, `version` and perhaps `source`.")
         unknown = fields.keys() - {"object", "version", "source"}

@@ -13,12 +13,12 @@ import itertools
 import logging
 import sys
 import time
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
 from roskva.config import Settings
-from roskva.errors import MalformedMessage, RoskvaError, TokenInvalid, Unavailable
+from roskva.errors import MalformedMessage, RoskvaError, TokenInvalid, TooManyConnections, Unavailable
 from roskva.model import ClientId, client_partition
 from roskva.protocol.internal import Announce, Closed, Forward, Frame
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, decode_client, encode
@@ -28,10 +28,20 @@ from roskva.registrar.members import MemberView
 from roskva.registrar.sessions import Channel
 from roskva.telemetry.metrics import Metrics
 
+if TYPE_CHECKING:
+    from roskva.gateway.admission import Admission
+
 log = logging.getLogger(__name__)
 
 MALFORMED_IN_A_ROW_MAX: Final = 10
 _REROUTED_PER_TURN: Final = 1_000  # connections that one turn of the event loop moves after a change of members
+
+
+class Party(NamedTuple):
+    """Whom a connection speaks for: a page's origin ("" of our own, or none), and an application ("" until it names one)."""
+
+    origin: str
+    application: str
 
 
 class Connection(Channel, Protocol):
@@ -42,6 +52,8 @@ class Connection(Channel, Protocol):
     claims: Claims | None  # of that token
     owner: str | None  # the member that its messages go to
     malformed: int  # messages in a row
+    address: str  # that it counts for; "" without limits
+    party: Party  # that it speaks for
 
 
 class RemoteConnection(Channel, Protocol):
@@ -88,8 +100,10 @@ class Router:
         member: str,
         wires: Wires,
         metrics: Metrics,
+        admission: Admission | None = None,
     ) -> None:
         self._settings = settings
+        self._admission = admission
         self._keyring = keyring
         self._registrar = registrar
         self._members = members
@@ -131,6 +145,8 @@ class Router:
                 connection.malformed += 1
                 if connection.malformed >= MALFORMED_IN_A_ROW_MAX:
                     connection.close(error.code)
+            elif isinstance(error, TooManyConnections):
+                connection.close(error.code)
         except Exception:
             log.exception("a client's message could not be handled")
             connection.send(error_message(RoskvaError("The message could not be handled."), token))
@@ -138,6 +154,9 @@ class Router:
 
     def _dispatch(self, connection: Connection, message: ClientMessage, data: bytes) -> None:
         if message.init is not None:
+            if self._admission is not None:  # before anything that costs more than this
+                self._admission.handshake(connection)
+                self._admission.name(connection, message.init.application)
             connection.token, connection.claims = "", None
             self._move(connection, self._owner_for_init(message.init.prior))
         elif message.token != connection.token or connection.claims is None:
@@ -146,6 +165,8 @@ class Router:
             except TokenInvalid as error:
                 self._refuse_token(connection, message.token, error)
                 return
+            if self._admission is not None:
+                self._admission.name(connection, claims.application)
             self._move(connection, self._owner_of(claims.client))
             connection.token, connection.claims = message.token, claims
         if connection.owner == self._member:

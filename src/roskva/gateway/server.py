@@ -2,9 +2,10 @@
 
 `GET /v1/channel` with an upgrade goes to picows, which carries a connection in half the memory and pushes a third faster;
 everything else to aiohttp. That means to construct picows' private WSProtocol, so its version is pinned exactly and
-tests/gateway/test_port.py guards the seam. Limits: a head must be complete within OPENING_S; connections beyond
-`connections_max` are refused; a connection on which nothing valid was said for SILENT_S is closed. One sweeper looks after
-all of them: no timer per connection.
+tests/gateway/test_port.py guards the seam. With a certificate (gateway/tls.py) every connection begins with TLS, then goes the same way.
+Limits: TLS and a head must be complete within OPENING_S; connections beyond `connections_max`, and those of an address beyond
+`connections_per_address_max`, are refused; a connection on which nothing valid was said for SILENT_S is closed. One sweeper looks
+after all of them: no timer per connection.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from picows import WSAutoPingStrategy, WSUpgradeRequest
+import msgspec
+from aiohttp import web
+from picows import WSAutoPingStrategy
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from roskva.address import address_of, bound_socket
 from roskva.config import Settings
-from roskva.errors import GoingAway
+from roskva.errors import GoingAway, MalformedMessage, MessageTooLarge, Overloaded, RoskvaError, TooManyConnections, Unavailable
+from roskva.gateway.addresses import peer_of
+from roskva.gateway.admission import Admission
 from roskva.gateway.attached import AttachedConnection, Attachment
 from roskva.gateway.polled import PolledConnection, Polls, older
+from roskva.gateway.publish import error_object
 from roskva.gateway.routing import error_message
 from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
 from roskva.protocol.channel import Channel
@@ -31,6 +38,7 @@ from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.routing import Router
+    from roskva.gateway.tls import Certificates
     from roskva.gateway.trusted import TrustedLine
 
 log = logging.getLogger(__name__)
@@ -75,8 +83,18 @@ _picows_log: Final = _PicowsLog(logging.getLogger("roskva.picows"), {})
 class Port:
     """Accepts connections, and knows those that need watching."""
 
-    def __init__(self, settings: Settings, router: Router, metrics: Metrics, http: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        router: Router,
+        metrics: Metrics,
+        admission: Admission,
+        http: Callable[[], asyncio.Protocol],
+        certificates: Certificates | None = None,
+    ) -> None:
         self.metrics = metrics
+        self.admission = admission
+        self.certificates = certificates  # None: the port is plain
         self.message_bytes_max = settings.message_bytes_max
         self.send_buffer_bytes_max = settings.send_buffer_bytes_max
         self.http = http
@@ -93,6 +111,8 @@ class Port:
         self._websockets = 0  # on picows
         self.by_channel = dict.fromkeys(_CHANNELS.values(), 0)  # connections now
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
+        self._http_addresses: dict[object, str] = {}  # of those that count for an address
+        self._securing: set[asyncio.Task[None]] = set()  # TLS handshakes
         self._router = router
         self._listener_socket: socket.socket | None = None
         self._servers: list[asyncio.Server] = []
@@ -102,6 +122,18 @@ class Port:
         """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`."""
         self._listener_socket = listening_socket(listen)
         return address_of(*self._listener_socket.getsockname()[:2])
+
+    def served_by(self, server: web.Server) -> None:
+        """Who takes what is not a WebSocket."""
+        self.http_connections = lambda: len(server.connections)
+        lost = server.connection_lost
+
+        def connection_lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+            self.admission.leave(self._http_addresses.pop(handler, ""))
+            lost(handler, exc)
+
+        # aiohttp tells nobody else that a connection is gone.
+        server.connection_lost = connection_lost  # type: ignore[method-assign]
 
     async def start(self) -> None:
         assert self._listener_socket is not None
@@ -119,6 +151,8 @@ class Port:
             self._listener_socket.close()
         for opening in list(self.openings):
             opening.abort()
+        for securing in self._securing:
+            securing.cancel()
 
     async def stop(self, wait_s: float = 3.0) -> None:
         """Tell all clients how slowly to come back, close every connection, wait a moment for the clients' answers, then end the rest."""
@@ -145,17 +179,41 @@ class Port:
         files = self._websockets + len(self.openings) + self.http_connections()
         return self._stopping or max(clients, files) >= self._connections_max
 
+    def check_room(self, address: str) -> None:
+        """For a client's connection that is no file of its own. Raises Unavailable, Overloaded, TooManyConnections."""
+        if self._stopping:
+            raise Unavailable("This gateway stops.")
+        if self.full():
+            self.metrics.limited_connections += 1
+            raise Overloaded("This gateway has as many connections as connections_max allows.")
+        if not self.admission.has_room(address):
+            raise TooManyConnections("connections_per_address_max")
+
+    def address_of(self, request: web.Request) -> str:
+        """What the client of a request counts by."""
+        forwarded = request.headers.getall("X-Forwarded-For", [""])[-1]
+        return self.admission.addresses.counted(peer_of(request.transport), forwarded)
+
+    def http_came(self, protocol: asyncio.BaseProtocol, address: str) -> None:
+        if address:
+            self._http_addresses[protocol] = address
+
+    def secure(self, opening: _Opening, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        task = asyncio.get_running_loop().create_task(opening.secure(transport, context))
+        self._securing.add(task)
+        task.add_done_callback(self._securing.discard)
+
     def attach(self, channel: Channel) -> Attachment:
         """Serve one client over a channel of the application's own, until its `closed` is called."""
         return Attachment(self, channel)
 
-    def websocket(self) -> asyncio.BaseProtocol:
+    def websocket(self, connection: WebSocketConnection) -> asyncio.BaseProtocol:
         """picows' protocol for one connection, as its ws_create_server constructs it."""
         protocol = WSProtocol(
             None,  # host and port: of a client
             None,  # path: of a client
             False,  # is_client_side
-            self._listener,
+            lambda request: connection,
             _picows_log,
             True,  # disconnect_on_exception
             None,  # websocket_handshake_timeout: the head is complete
@@ -163,15 +221,12 @@ class Port:
             20,
             20,
             WSAutoPingStrategy.PING_WHEN_IDLE,
-            True,  # enable_auto_pong
+            False,  # enable_auto_pong: pings are counted first
             self.message_bytes_max,
             None,  # extra_headers
             2048,  # read_buffer_init_size: most messages are small, and it is kept for the life of the connection
         )
         return cast(asyncio.BaseProtocol, protocol)
-
-    def _listener(self, request: WSUpgradeRequest) -> WebSocketConnection:
-        return WebSocketConnection(self)
 
     def opened(self, connection: AnyConnection) -> None:
         self._silent[connection] = time.monotonic()
@@ -180,7 +235,7 @@ class Port:
         self._router.opened(connection)
 
     def received(self, connection: AnyConnection, data: bytes) -> None:
-        if self._router.received(connection, data) and connection in self._silent:
+        if self.admission.spoke(connection) and self._router.received(connection, data) and connection in self._silent:
             del self._silent[connection]
 
     def closed(self, connection: AnyConnection) -> None:
@@ -189,6 +244,7 @@ class Port:
         self._websockets -= type(connection) is WebSocketConnection
         self.by_channel[_CHANNELS[type(connection)]] -= 1
         self._router.closed(connection)
+        self.admission.gone(connection)
 
     async def _sweep(self) -> None:
         while True:
@@ -208,62 +264,122 @@ class Port:
             self.metrics.slow_consumers += 1
             connection.abort()
         self.polls.sweep(now_s)
+        self.admission.sweep(now_s)
 
 
 class _Opening(asyncio.Protocol):
     """A connection whose first request is still arriving. Once its head is complete, picows or aiohttp takes over."""
 
-    __slots__ = ("_head", "_port", "_transport")
+    __slots__ = ("_address", "_head", "_port", "_transport")
 
     def __init__(self, port: Port) -> None:
         self._port = port
         self._head = b""
         self._transport: asyncio.Transport | None = None
+        self._address = ""  # that it is counted for, here
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        if self._port.full():
-            self._refuse("503 Service Unavailable", "overloaded")
-        else:
-            self._port.openings[self] = time.monotonic()
+        self._transport = plain = cast(asyncio.Transport, transport)
+        port, admission = self._port, self._port.admission
+        if port.full():
+            port.metrics.limited_connections += 1
+            self._refuse(_OVERLOADED)
+            return
+        peer = peer_of(transport)
+        # Whose connection it is that a proxy brings stands in its head.
+        address = "" if admission.addresses.is_proxy(peer) else admission.addresses.counted(peer)
+        if not admission.has_room(address):
+            self._refuse(_TOO_MANY)
+            return
+        admission.count(address)
+        self._address = address
+        port.openings[self] = time.monotonic()
+        if port.certificates is not None:
+            port.secure(self, plain, port.certificates.context)
+
+    async def secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Speak TLS from the first byte on. Whoever does not, or cannot, is gone at once."""
+        secured: asyncio.Transport | None = None
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport, self, context, server_side=True, ssl_handshake_timeout=OPENING_S, ssl_shutdown_timeout=OPENING_S
+            )
+        except OSError as error:
+            log.debug("no TLS with %s: %s", peer_of(transport), error)
+            self._port.metrics.connections_refused += 1
+        finally:
+            if secured is None or secured.is_closing():
+                transport.abort()
+                self._gone()
+        self._transport = secured
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._gone()
+
+    def _gone(self) -> None:
         self._port.openings.pop(self, None)
+        address, self._address = self._address, ""
+        self._port.admission.leave(address)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         head = self._head + data if self._head else data
         if not head[:1].isalpha():  # not a request: TLS on a plain port, say
-            self._refuse("400 Bad Request", "malformed-message")
+            self._refuse(_NO_REQUEST)
         elif b"\r\n\r\n" in head:
             self._hand_over(self._transport, head)
         elif len(head) > HEAD_BYTES_MAX:
-            self._refuse("431 Request Header Fields Too Large", "message-too-large")
+            self._refuse(_HEAD_TOO_LARGE)
         else:
             self._head = head
 
     def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
-        del self._port.openings[self]
-        upgrade = data.startswith(_CHANNEL_STARTS) and _wants_websocket(data)
-        protocol = self._port.websocket() if upgrade else self._port.http()
-        # The loop chooses how to read when reading starts: stop, exchange the protocol, feed it what came, and start again.
-        transport.pause_reading()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if isinstance(protocol, asyncio.BufferedProtocol):
-            _feed(protocol, data)
+        fields = _fields(data) if data.startswith(_CHANNEL_STARTS) else {}
+        origin = self._origin(fields) if fields.get(b"upgrade") == b"websocket" else None
+        if origin is None:
+            self._hand_to_http(transport, data)
         else:
-            cast(asyncio.Protocol, protocol).data_received(data)
-        if not transport.is_closing():
-            transport.resume_reading()
+            self._hand_to_picows(transport, data, fields, origin)
 
-    def _refuse(self, status: str, code: str) -> None:
+    def _origin(self, fields: dict[bytes, bytes]) -> str | None:
+        """None for a page that nobody knows: aiohttp's route refuses it with a reason."""
+        origin, host = (fields.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
+        return self._port.admission.origins.foreign(origin, host, self._port.certificates is not None)
+
+    def _hand_to_http(self, transport: asyncio.Transport, data: bytes) -> None:
+        protocol = self._port.http()
+        self._port.http_came(protocol, self._passed_on())
+        _exchange(transport, protocol, data)
+
+    def _hand_to_picows(self, transport: asyncio.Transport, data: bytes, fields: dict[bytes, bytes], origin: str) -> None:
+        port, admission = self._port, self._port.admission
+        address = self._address
+        forwarded = fields.get(b"x-forwarded-for", b"").decode("latin-1")
+        if not address:
+            address = admission.addresses.counted(peer_of(transport), forwarded)
+            if not admission.has_room(address):
+                self._refuse(_TOO_MANY)
+                return
+            admission.count(address)
+        self._passed_on()
+        connection = WebSocketConnection(port, address, origin)
+        _exchange(transport, port.websocket(connection), data)
+        if not connection.number:  # picows refused the upgrade, and says no more about it
+            admission.leave(address)
+
+    def _passed_on(self) -> str:
+        """It is not for this to count any more."""
+        del self._port.openings[self]
+        address, self._address = self._address, ""
+        return address
+
+    def _refuse(self, answer: bytes) -> None:
         self._port.metrics.connections_refused += 1
         if self._transport is not None:
-            body = b'{"error":{"code":"%b","message":"The connection is refused."}}' % code.encode()
-            fields = ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
-            self._transport.write("\r\n".join([f"HTTP/1.1 {status}", *fields, "", ""]).encode() + body)
+            # To whom no TLS was spoken yet nothing can be said.
+            if self._port.certificates is None or self._transport.get_extra_info("ssl_object") is not None:
+                self._transport.write(answer)
             self._transport.close()
 
     def abort(self) -> None:
@@ -272,12 +388,37 @@ class _Opening(asyncio.Protocol):
             self._transport.abort()
 
 
-def _wants_websocket(head: bytes) -> bool:
-    """Whether picows should answer. A page of another origin is not served: aiohttp's route refuses it with a reason."""
-    fields = dict(line.partition(b":")[::2] for line in head[: head.index(b"\r\n\r\n")].lower().split(b"\r\n")[1:])
-    origin = fields.get(b"origin", b"").strip()
-    same_origin = not origin or origin.partition(b"://")[2] == fields.get(b"host", b"").strip()
-    return fields.get(b"upgrade", b"").strip() == b"websocket" and same_origin
+def _answer(status: str, error: RoskvaError) -> bytes:
+    body = msgspec.json.encode({"error": error_object(error)})
+    fields = ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
+    if isinstance(error, Unavailable):
+        fields.append(f"Retry-After: {error.retry_after_s:.0f}")
+    return "\r\n".join([f"HTTP/1.1 {status}", *fields, "", ""]).encode() + body
+
+
+_OVERLOADED: Final = _answer("503 Service Unavailable", Overloaded("This gateway has as many connections as connections_max allows."))
+_TOO_MANY: Final = _answer("503 Service Unavailable", TooManyConnections("connections_per_address_max"))
+_NO_REQUEST: Final = _answer("400 Bad Request", MalformedMessage("This is no HTTP request."))
+_HEAD_TOO_LARGE: Final = _answer("431 Request Header Fields Too Large", MessageTooLarge(HEAD_BYTES_MAX + 1, HEAD_BYTES_MAX))
+
+
+def _fields(head: bytes) -> dict[bytes, bytes]:
+    """Of several of a name, the last."""
+    lines = head[: head.index(b"\r\n\r\n")].lower().split(b"\r\n")[1:]
+    return {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+
+
+def _exchange(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    """The loop chooses how to read when reading starts: stop, exchange the protocol, feed it what came, and start again."""
+    transport.pause_reading()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        _feed(protocol, data)
+    else:
+        cast(asyncio.Protocol, protocol).data_received(data)
+    if not transport.is_closing():
+        transport.resume_reading()
 
 
 def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:

@@ -25,6 +25,7 @@ from aiohttp import web
 from roskva.config import LiveApplications, Settings
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
+from roskva.gateway.admission import Admission
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import Details
 from roskva.gateway.disk import DiskWatch
@@ -38,6 +39,7 @@ from roskva.gateway.permission import Permission
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
+from roskva.gateway.tls import certificates_of
 from roskva.keys import load_keys
 from roskva.model import ClientId
 from roskva.registrar.members import Member, MemberView
@@ -49,6 +51,8 @@ from roskva.telemetry.metrics import Metrics, registry_of
 log = logging.getLogger(__name__)
 
 _HTTP_STOP_S: Final = 2.0  # for requests under way
+# For the next request's head on a connection that stays open, whole; longer than the 60 s of nginx, so that it is nginx that closes.
+HTTP_IDLE_S: Final = 75.0
 
 
 class Gateway:
@@ -76,6 +80,8 @@ class Gateway:
 
     async def _start(self) -> None:
         settings, metrics, undo = self.settings, self.metrics, self._stopping
+        certificates = await asyncio.to_thread(certificates_of, settings)
+        admission = Admission(settings, metrics)
         manifest = await asyncio.to_thread(open_manifest, settings)
         keys = await asyncio.to_thread(load_keys, settings.data)
         table = TableLanes(await asyncio.to_thread(open_table, settings), settings.partitions)
@@ -90,7 +96,7 @@ class Gateway:
         self.registrar = Registrar(settings, table, feed, keys.keyring, self.member_id, self.view, epoch_of=epoch_seen)
         self.links = Links(keys.internal, self.member_id, lambda identity: self.membership.suspect(identity))
         undo.callback(self.links.stop)
-        self.router = Router(settings, keys.keyring, self.registrar, self.view, self.member_id, self.links, metrics)
+        self.router = Router(settings, keys.keyring, self.registrar, self.view, self.member_id, self.links, metrics, admission)
         self.links.router = self.router
         undo.callback(self.router.stop)
         undo.push_async_callback(self.registrar.stop)
@@ -99,7 +105,7 @@ class Gateway:
         internal_port = InternalPort(keys.internal, self.router, self.registrar.propagate, metrics)
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
-        self.port = Port(settings, self.router, metrics, self._http_protocol)
+        self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates)
         public = self.port.bind(settings.listen)
         self.membership = Membership(table, self.view, Member(self.member_id, internal, public), settings.member_heartbeat_s)
         self.membership.observers.append(self._members_changed)
@@ -143,18 +149,23 @@ class Gateway:
         memory = MemoryWatch(settings.gateway_memory_bytes_max, self._press, self.registrar.relieve)
         memory.start()
         undo.callback(memory.stop)
-        runner = web.AppRunner(self.routes.application(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=_HTTP_STOP_S)
+        runner = web.AppRunner(
+            self.routes.application(), access_log=None, keepalive_timeout=HTTP_IDLE_S, shutdown_timeout=_HTTP_STOP_S, auto_decompress=False
+        )
         await runner.setup()
         self._http = server = runner.server
         assert server is not None
-        self.port.http_connections = lambda: len(server.connections)
+        self.port.served_by(server)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)
         undo.push_async_callback(self.membership.stop)
         undo.callback(self.port.stop_accepting)
         await self.membership.start()
         await self.port.start()
-        self.url = f"http://{public}"
+        if certificates is not None:
+            certificates.start()
+            undo.callback(certificates.stop)
+        self.url = f"{'http' if certificates is None else 'https'}://{public}"
 
     def _http_protocol(self) -> asyncio.Protocol:
         assert self._http is not None

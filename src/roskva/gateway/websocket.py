@@ -17,8 +17,17 @@ from aiohttp import WSMsgType as HttpMsgType
 from aiohttp import web
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
-from roskva.errors import GoingAway, MalformedMessage, MessageTooLarge, Overloaded, SlowConsumer, Unavailable
-from roskva.gateway.routing import error_message
+from roskva.errors import (
+    GoingAway,
+    MalformedMessage,
+    MessageTooLarge,
+    Overloaded,
+    RateLimited,
+    SlowConsumer,
+    TooManyConnections,
+    Unavailable,
+)
+from roskva.gateway.routing import Party, error_message
 
 if TYPE_CHECKING:
     from roskva.gateway.server import Port
@@ -44,18 +53,27 @@ CLOSE_CODES: Final = {
     Unavailable.code: TRY_AGAIN,
     Overloaded.code: TRY_AGAIN,
     SlowConsumer.code: TRY_AGAIN,
+    TooManyConnections.code: TRY_AGAIN,
 }
 BINARY_REFUSED: Final = MalformedMessage("The frame is binary: messages are text frames of JSON.")
 
 _TEXT: Final = WSMsgType.TEXT
+# Larger ones picows gives to the transport without a copy, with their head in a buffer that it uses again for the next one: if the socket
+# is full, the head is overwritten before it is sent.
+_COPIED_BYTES_MAX: Final = 8192
 _NO_HEADERS: Final[dict[str, str]] = {}
 
 
 class WebSocketConnection(WSListener):
     """A client's connection, on picows."""
 
-    __slots__ = ("_closing", "_partial", "_port", "_transport", "claims", "malformed", "number", "owner", "session", "token")
+    __slots__ = (
+        "_closing", "_partial", "_port", "_transport",
+        "address", "claims", "malformed", "number", "owner", "party", "session", "token",
+    )  # fmt: skip
 
+    address: str
+    party: Party
     number: int
     token: str
     claims: Claims | None
@@ -63,11 +81,13 @@ class WebSocketConnection(WSListener):
     malformed: int
     session: object | None
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, address: str, origin: str) -> None:
         self._port = port
         self._transport: WSTransport | None = None
         self._partial: bytearray | None = None  # the fragments of a message so far
         self._closing = False
+        self.address = address
+        self.party = port.admission.party(origin)
         self.number = 0
         self.token = ""
         self.claims = None
@@ -99,13 +119,19 @@ class WebSocketConnection(WSListener):
 
     def _unusual(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
-        if kind == WSMsgType.PONG:
-            return
         if kind == WSMsgType.CLOSE:
             self._closing = True
             code = frame.get_close_code()
             transport.send_close(WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
             transport.disconnect()
+        elif not self._port.admission.spoke(self):  # pings and fragments are counted as messages are
+            if kind not in (WSMsgType.PING, WSMsgType.PONG):
+                self.close(RateLimited.code)  # a message with a hole in it is none
+        elif kind == WSMsgType.PING:
+            if self not in self._port.paused:  # nobody who does not read makes us collect answers
+                transport.send_pong(frame.get_payload_as_bytes())
+        elif kind == WSMsgType.PONG:
+            return
         elif frame.rsv1 or (kind == WSMsgType.CONTINUATION) == (self._partial is None):
             self.close("protocol-error")  # compressed without having agreed to it, or fragments out of order
         elif kind == WSMsgType.BINARY:
@@ -139,7 +165,10 @@ class WebSocketConnection(WSListener):
             port.metrics.messages_dropped += 1
             return
         port.metrics.messages_sent += 1
-        self._transport.send(_TEXT, data)
+        if len(data) > _COPIED_BYTES_MAX:
+            self._transport.underlying_transport.write(_framed(data))
+        else:
+            self._transport.send(_TEXT, data)
 
     def close(self, code: str) -> None:
         if self._closing or self._transport is None:
@@ -155,17 +184,28 @@ class WebSocketConnection(WSListener):
             self._transport.disconnect(False)
 
 
+def _framed(data: bytes) -> bytes:
+    """A text frame of more than 125 bytes."""
+    size = len(data)
+    return (b"\x81\x7e" + size.to_bytes(2, "big") if size < 1 << 16 else b"\x81\x7f" + size.to_bytes(8, "big")) + data
+
+
 class HttpConnection:
     """A client's connection on an HTTP connection that was used before, as some proxies do: on aiohttp, at a higher price."""
 
-    __slots__ = ("_closed", "_port", "_queue", "_queued_bytes", "_transport", "claims", "malformed", "number", "owner", "session", "token")
+    __slots__ = (
+        "_closed", "_port", "_queue", "_queued_bytes", "_transport",
+        "address", "claims", "malformed", "number", "owner", "party", "session", "token",
+    )  # fmt: skip
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, address: str, origin: str) -> None:
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._queue: asyncio.Queue[bytes | str] = asyncio.Queue()  # a str is the name of an error to close with
         self._queued_bytes = 0
         self._closed = False
+        self.address = address
+        self.party = port.admission.party(origin)
         self.number = 0
         self.token = ""
         self.claims: Claims | None = None
@@ -196,15 +236,19 @@ class HttpConnection:
             self._transport.abort()
 
     async def run(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(compress=False, max_msg_size=self._port.message_bytes_max, timeout=CLOSE_WAIT_S)
+        socket = web.WebSocketResponse(compress=False, autoping=False, max_msg_size=self._port.message_bytes_max, timeout=CLOSE_WAIT_S)
         await socket.prepare(request)
         self._transport = request.transport
+        self._port.admission.count(self.address)
         self._port.opened(self)
         writing = asyncio.create_task(self._write(socket))
         try:
             async for message in socket:
                 if message.type == HttpMsgType.TEXT:
                     self._port.received(self, message.data.encode())
+                elif message.type in (HttpMsgType.PING, HttpMsgType.PONG):
+                    if self._port.admission.spoke(self) and message.type == HttpMsgType.PING and not self._closed:
+                        await socket.pong(message.data)
                 elif message.type == HttpMsgType.BINARY:
                     self.send(error_message(BINARY_REFUSED, self.token))
                     self.close("binary-frame")

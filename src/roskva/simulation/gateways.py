@@ -11,7 +11,7 @@ from roskva.gateway.intake import Intake
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
-from roskva.gateway.routing import Router
+from roskva.gateway.routing import Party, Router
 from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
@@ -38,6 +38,8 @@ class GatewayEnd:
         self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
+        self.address = ""
+        self.party = Party("", "")
         self.session: object | None = None
         self.open = True
         self._gateway = gateway

@@ -1,0 +1,106 @@
+"""TLS on the public port: the certificate and its key, looked at again and again so that renewed ones are used without a restart.
+
+A new pair is a new context: connections that exist keep theirs. A pair that cannot be used is logged, and the old one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+
+from roskva.config import Settings
+from roskva.errors import InvalidSetting
+
+log = logging.getLogger(__name__)
+
+_ALPN: Final = ["http/1.1"]
+
+_Signature = tuple[tuple[int, int, int], ...]
+
+
+class Certificates:
+    """`context` is what new connections are served with."""
+
+    def __init__(self, certificate: Path, key: Path, look_s: float) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._look_s = look_s
+        self._seen = self._signature()  # before they are read: what changes in between is read once more
+        self.context = make_context(certificate, key)
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_s)
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception:
+                log.exception("the certificate could not be looked at")
+
+    def look(self) -> None:
+        """Reads the files again if they changed. Blocks: not for the event loop."""
+        signature = self._signature()
+        if signature == self._seen:
+            return
+        self._seen = signature
+        try:
+            self.context = make_context(self._certificate, self._key)
+        except InvalidSetting as error:
+            log.error("the certificate in use stays: %s", error)
+        else:
+            log.info("the certificate in %s was read again", self._certificate)
+
+    def _signature(self) -> _Signature:
+        found: list[tuple[int, int, int]] = []
+        for path in (self._certificate, self._key):
+            try:
+                status = os.stat(path)
+                found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
+
+def certificates_of(settings: Settings) -> Certificates | None:
+    """None: the port is plain. Raises InvalidSetting if what is set cannot be used. Reads files: not for the event loop."""
+    if not settings.tls_certificate and not settings.tls_key:
+        return None
+    if not settings.tls_certificate or not settings.tls_key:
+        missing = "tls_key" if settings.tls_certificate else "tls_certificate"
+        raise InvalidSetting(f"TLS needs both tls_certificate and tls_key, and {missing} is not set.")
+    return Certificates(Path(settings.tls_certificate).expanduser(), Path(settings.tls_key).expanduser(), settings.reload_s)
+
+
+def make_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    for setting, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            with path.open("rb") as file:
+                file.read(1)
+        except OSError as error:
+            raise InvalidSetting(f"{setting}: the file {path} cannot be read: {error.strerror}.") from None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could ask for one after the other
+    context.set_alpn_protocols(_ALPN)
+    try:
+        # Without a password an encrypted key would ask for it on the terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InvalidSetting(f"tls_key: the key in {key} does not belong to the certificate in {certificate}.") from None
+        what = f"the files {certificate} and {key} are not a certificate chain and its unencrypted key in PEM"
+        raise InvalidSetting(f"tls_certificate, tls_key: {what} ({error.reason or error}).") from None
+    except OSError as error:
+        raise InvalidSetting(f"tls_certificate, tls_key: {certificate} and {key} cannot be read: {error.strerror}.") from None
+    return context
