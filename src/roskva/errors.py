@@ -364,8 +364,16 @@ class TooManyConnections(Unavailable):
 
 
 class AuthorizationUnavailable(Unavailable):
+    """`answered`: the HTTP status of the application's own service, if it gave one."""
+
     code = "authorization-unavailable"
     advice = "It is asked again; nothing is allowed meanwhile."
+    answered: int = 0
+
+    def __init__(self, what: str, answered: int = 0, retry_after_s: float = Unavailable.retry_after_s) -> None:
+        super().__init__(what)
+        self.answered = answered
+        self.retry_after_s = retry_after_s
 
 
 class GoingAway(Unavailable):
