@@ -112,6 +112,10 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
         "scan_s = -1",
         "scan_s = nan",
         "scan_s = inf",
+        "scan_s = 1e300",
+        "scan_s = 1" + "0" * 400,
+        "scan_s = 1" + "0" * 5_000,
+        'partitions = "1' + "0" * 5_000 + '"',
         'scan_s = "60 s"',
         "feed_retention_s = -1",
         'feed_bytes_max = "1 furlong"',
@@ -121,6 +125,8 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
         'log_level = "loud"',
         'data = ""',
         "data = 7",
+        'data = "~nobody-of-this-name/x"',
+        'data = "\\u0000"',
         'data_center = "Über all"',
         'pipeline_memory = "lots"',
         "member_heartbeat_s = 10\nmember_timeout_s = 5",
@@ -132,6 +138,7 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
         "[applications.shop]\nheartbeat_s = 5000",
         "[partitions]\nx = 1",
         "not toml",
+        "x = " + "[" * 5_000,
     ],
 )
 def test_what_does_not_fit_is_refused(file: Path, text: str) -> None:

@@ -133,6 +133,11 @@ BAD_REQUESTS: list[tuple[bytes, int, str]] = [
     (b'{"application":"demo","object":"a","version":-1}', 400, "invalid-version"),
     (b'{"application":"demo","object":"a","version":"1e3"}', 400, "invalid-version"),
     (b'{"application":"demo","raw":7}', 400, "malformed-message"),
+    (b'{"application":"demo","object":1e999,"version":1}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[{"object":"a","version":1e999}]}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":[{"object":{"\xff":1},"version":1}]}', 400, "malformed-message"),
+    (b'{"application":"demo","updates":' + b"[" * 5_000, 400, "malformed-message"),
+    (b'{"application":"demo","raw":' + b"[" * 5_000, 400, "malformed-message"),
 ]
 
 

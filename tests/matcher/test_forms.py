@@ -25,7 +25,7 @@ def test_an_own_form_is_read_along_its_paths() -> None:
     assert extract(value, OWN) == Fields("hello", "7", "phone")
 
 
-@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"not json"])
+@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"not json", b"[" * 5_000])
 def test_what_is_not_json_is_malformed(value: bytes) -> None:
     found = extract(value, STANDARD)
     assert isinstance(found, Malformed)

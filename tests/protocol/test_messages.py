@@ -101,6 +101,13 @@ def test_unknown_fields_are_ignored_at_every_depth(message: ClientMessage, unkno
     assert decode_client(json.dumps(sprinkle(json.loads(encode(message)))).encode(), LIMIT) == message
 
 
+@pytest.mark.parametrize("opening", [b'{"x":', b"["])
+def test_what_is_nested_too_deeply_is_refused(opening: bytes) -> None:
+    for decode in (decode_server, lambda data: decode_client(data, LIMIT)):
+        with pytest.raises(MalformedMessage):
+            decode(b'{"x":' + opening * 5_000)
+
+
 def test_defaults_are_left_out() -> None:
     assert encode(ClientMessage(token="t")) == b'{"token":"t"}'
     assert encode(ServerMessage(token="t", config=Config())) == b'{"token":"t","config":{}}'

@@ -67,7 +67,7 @@ class FrameConnection(asyncio.Protocol):
                 break
             try:
                 frame = decode_frame(bytes(self._buffer[start + 4 : end]))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 log.warning("an internal connection sent what cannot be read and is closed: %s", error)
                 self.close()
                 return

@@ -77,7 +77,7 @@ class Malformed(NamedTuple):
 def extract(value: bytes, form: Form) -> Fields | Malformed:
     try:
         document = msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Malformed("malformed-message", f"The update is not JSON: {error}.")
     return Fields(*(_text_at(document, path) for path in form))
 

@@ -239,3 +239,5 @@ def _decode(decoder: msgspec.json.Decoder[M], data: bytes | memoryview) -> M:
         raise MalformedMessage(f"The message is not of the documented form: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"The message is not JSON: {error}.") from None
+    except RecursionError:
+        raise MalformedMessage("The message is nested too deeply.") from None

@@ -65,7 +65,7 @@ class Keyring:
             raise TokenInvalid("The token's signature is wrong.")
         try:
             return msgspec.msgpack.decode(body, type=Claims)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise TokenInvalid("The token is of another version of the service.") from None
 
     def _mac(self, number: int, body: bytes) -> bytes:
