@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from roskva.address import address_of, bound_socket, host_and_port
+from roskva.address import address_of, bound_socket, host_and_port, is_loopback
 from roskva.errors import AddressInUse, InvalidSetting
 
 HERE = "127.0.0.1:0"
@@ -50,3 +50,8 @@ def test_an_address_that_a_predecessors_connections_linger_on_can_be_held() -> N
             assert client.recv(1) == b""
     with bound_socket(address):
         pass
+
+
+def test_loopback() -> None:
+    assert [host for host in ("127.0.0.1", "127.255.0.3", "::1", "localhost", "LOCALHOST") if not is_loopback(host)] == []
+    assert [host for host in ("0.0.0.0", "::", "", "10.0.0.1", "example", "128.0.0.1") if is_loopback(host)] == []

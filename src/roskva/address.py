@@ -7,6 +7,7 @@ import anything of Roskva but its errors.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from typing import Final
 
@@ -24,6 +25,16 @@ def host_and_port(address: str) -> tuple[str, int]:
 def address_of(host: str, port: int) -> str:
     """HOST:PORT, from its parts."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def bound_socket(address: str) -> socket.socket:

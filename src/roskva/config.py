@@ -1,7 +1,7 @@
 """Every setting: its name, unit, default, and one line on when to change it. docs/settings.md is generated from here.
 
 Settings come from, later ones winning: the defaults below, roskva.toml, environment (ROSKVA_NAME), command-line flags.
-Pure but for `load`, which reads one file. `python -m roskva.config` prints docs/settings.md.
+Pure but for `load`, which reads one file. `python -m roskva.config` prints docs/settings.md. It is long: one place holds them all.
 """
 
 from __future__ import annotations

@@ -109,6 +109,17 @@ def test_misuse_is_status_2_and_says_where_to_read(arguments: list[str], capsys:
     assert "--help" in failure(capsys)
 
 
+@pytest.mark.parametrize("command", ["up", "gateway"])
+def test_other_machines_are_served_only_on_purpose(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused at once, before Spark, a process or the data directory."""
+    assert main([command, "--listen", "0.0.0.0:8471", "--data", str(tmp_path / "data")]) == 2
+    said = failure(capsys)
+    assert "listen is 0.0.0.0:8471" in said
+    assert "roskva app key add demo" in said
+    assert "--insecure" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["up", "gateway", "pipeline", "doctor"])
 def test_a_wrong_setting_is_status_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--set", "partition=4"]) == 2

@@ -121,6 +121,9 @@ def _add_service_commands(commands: Any) -> None:
         if parser not in (pipeline, drop, sweep):
             listen = "the public port (default: 127.0.0.1:8470; port 0 picks a free one)"
             parser.add_argument("--listen", metavar="HOST:PORT", help=listen)
+        if parser in (up, gateway):
+            insecure = "serve other machines although applications ask nobody who they are; for closed networks only"
+            parser.add_argument("--insecure", action="store_true", help=insecure)
         parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME}, if it is there)")
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=[], help="any setting of docs/settings.md; may be repeated"
@@ -204,13 +207,23 @@ def _positive(kind: type[int | float]) -> Callable[[str], float]:
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    settings = settings_from(arguments)
+    _check_exposure(settings)
     from roskva.cli.up import up
 
-    return up(settings_from(arguments), arguments)
+    return up(settings, arguments)
+
+
+def _check_exposure(settings: Settings) -> None:
+    from roskva.gateway.exposure import check_exposure
+
+    for warning in check_exposure(settings):
+        print(f"roskva: warning: {warning}", file=sys.stderr, flush=True)
 
 
 def _gateway(arguments: argparse.Namespace) -> int:
     settings = _begin(arguments)
+    _check_exposure(settings)
     from roskva.gateway.service import run
 
     return run(settings)
@@ -336,14 +349,14 @@ making progress is started again. Logs are in DIR/log. One `up` per data directo
 
 examples:
   roskva up
-  roskva up --data /var/lib/roskva --listen 0.0.0.0:8470
+  roskva up --data /var/lib/roskva --listen 10.0.0.7:8470    (refused while applications are open to anybody)
   roskva up --set pipeline_cores=4 --open"""
 
 _PART_MORE: Final = """\
 `roskva up` runs both parts together; run them one by one under a supervisor of your own. SIGTERM stops it cleanly.
 
 examples:
-  roskva gateway --data /var/lib/roskva --listen 0.0.0.0:8470
+  roskva gateway --data /var/lib/roskva --listen 127.0.0.1:8471
   roskva pipeline --data /var/lib/roskva"""
 
 _DOCTOR_MORE: Final = """\

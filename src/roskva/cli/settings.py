@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import urllib.parse
 from pathlib import Path
 from typing import Final
 
+from roskva.address import is_loopback
 from roskva.config import FILE_NAME, Settings, load
 from roskva.errors import InvalidSetting, RoskvaError
 
@@ -32,6 +32,8 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
         if not equals:
             raise InvalidSetting(f"--set {pair!r} is not of the form NAME=VALUE.")
         flags[name] = value
+    if getattr(arguments, "insecure", False):
+        flags["insecure"] = "true"
     return flags | {name: value for name in _FLAGS if (value := getattr(arguments, name, None)) is not None}
 
 
@@ -62,13 +64,3 @@ def operator_key(url: str, arguments: argparse.Namespace) -> str:
         return admin_key(settings_from(arguments).data)
     except RoskvaError:  # settings that the service would refuse, too
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

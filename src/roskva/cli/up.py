@@ -48,11 +48,11 @@ def up(settings: Settings, arguments: argparse.Namespace, program: Sequence[str]
         return Supervisor(settings, listen, run, show, arguments, program).run()
 
 
-def public_url(listen: str) -> str:
+def public_url(listen: str, tls: bool = False) -> str:
     """Where a person on this machine reaches the service that listens there."""
     host, port = host_and_port(listen)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{address_of(host, port)}"
+    return f"{'https' if tls else 'http'}://{address_of(host, port)}"
 
 
 def claim_address(listen: str) -> str:
@@ -148,7 +148,7 @@ class Supervisor:
         program: Sequence[str],
     ) -> None:
         self._settings, self._show, self._arguments, self._program = settings, show, arguments, program
-        self._url = public_url(listen)
+        self._url = public_url(listen, tls=bool(settings.tls_certificate))
         self._gateway = self._child("gateway", run, "--listen", listen)
         self._pipeline = self._child("pipeline", run)
         self._watch = Watch(self._url, lambda: administration(settings.data))
@@ -169,6 +169,8 @@ class Supervisor:
             handed += ["--config", str(self._arguments.config)]
         for pair in self._arguments.set:
             handed += ["--set", pair]
+        if self._settings.insecure:
+            handed += ["--set", "insecure=true"]
         return handed
 
     def run(self) -> int:
