@@ -16,7 +16,17 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from roskva.protocol import messages
-from roskva.protocol.messages import ClientMessage, Config, Grant, Notify, ServerMessage, StartAnew, Status, SyncRequest
+from roskva.protocol.messages import (
+    ClientMessage,
+    Config,
+    CredentialState,
+    Grant,
+    Notify,
+    ServerMessage,
+    StartAnew,
+    Status,
+    SyncRequest,
+)
 from roskva.protocol.summaries import SetDigest, bucket_of, bucket_summaries, differing_buckets
 
 # Retries are slow, so that a loaded machine repeats nothing; connecting again is quick.
@@ -49,6 +59,12 @@ class FakeGateway:
         self.answers: list[tuple[int, Any]] = []  # what the next publishes are answered with
         self.refuse: dict[str, Status] = {}
         self.silent = False  # take messages, answer nothing
+        self.users: dict[str, float] | None = None  # credentials that are accepted, and for how long; None: nobody is asked
+        self.why_refused = "credential-refused"
+        self.shown: list[str] = []  # credentials, as they came
+        self._admitted: set[web.WebSocketResponse] = set()
+        self.publish_headers: list[dict[str, str]] = []
+        self.retry_after = ""  # a header of the answers to publishes
         self._seqnos = itertools.count(1)
         self._runner: web.AppRunner | None = None
 
@@ -81,7 +97,23 @@ class FakeGateway:
         """Forget everything about clients, as after the loss of a table."""
         self.clients = []
 
+    async def expire(self, client: FakeClient) -> None:
+        """The user's credential has ended."""
+        if client.socket is not None:
+            self._admitted.discard(client.socket)
+            await self._want(client.socket, client.token, "credential-expired")
+
+    async def revoke(self, client: FakeClient, name: str) -> None:
+        self._unregister(client, name)
+        await self.say(client, status=[Status(object=name, state=messages.FAILED, code="not-authorized")])
+
+    @staticmethod
+    async def _want(socket: web.WebSocketResponse, token: str, code: str) -> None:
+        state = CredentialState(wanted=True, code=code, message="Not so.")
+        await socket.send_str(messages.encode(ServerMessage(token=token, credential=state)).decode())
+
     async def _publish(self, request: web.Request) -> web.Response:
+        self.publish_headers.append(dict(request.headers))
         body = json.loads(await request.read())
         self.publishes.append(body)
         if self.answers:
@@ -89,7 +121,7 @@ class FakeGateway:
             if answer is None:
                 request.transport.close()  # type: ignore[union-attr]
                 return web.Response()
-            return web.json_response(answer, status=status)
+            return web.json_response(answer, status=status, headers={"Retry-After": self.retry_after} if self.retry_after else None)
         for update in body["updates"]:
             await self.publish(update["object"], int(update["version"]))
         return web.json_response({"results": [{"ok": True} for _ in body["updates"]]})
@@ -142,8 +174,18 @@ class FakeGateway:
         return socket
 
     async def _heard(self, socket: web.WebSocketResponse, message: ClientMessage) -> None:
+        judged: dict[str, Any] = {}
+        if self.users is not None:
+            if message.credential:
+                self.shown.append(message.credential)
+            if message.credential in self.users:
+                self._admitted.add(socket)
+                judged = {"credential": CredentialState(good_s=self.users[message.credential])}
+            elif message.credential or socket not in self._admitted:
+                await self._want(socket, message.token, self.why_refused if message.credential else "credential-required")
+                return
         if message.init is not None:
-            await self._handshake(socket, message.init)
+            await self._handshake(socket, message.init, judged)
             return
         client = next((one for one in self.clients if one.token == message.token), None)
         if client is None:
@@ -167,7 +209,7 @@ class FakeGateway:
             self._unregister(client, gone.object)
             statuses.append(Status(object=gone.object, state=messages.UNREGISTERED))
         request = None if message.sync is None else self._sync(client, message.sync, statuses)
-        await self.say(client, status=statuses, sync_request=request)
+        await self.say(client, status=statuses, sync_request=request, **judged)
         new = [name for name in client.registered if name not in before]
         await self._owe(client, [(name, self.versions.get(name)) for name in new])
         if returned:
@@ -195,7 +237,7 @@ class FakeGateway:
         statuses += [self._register(client, name) for name in stated if name not in client.registered]
         return None
 
-    async def _handshake(self, socket: web.WebSocketResponse, init: messages.Init) -> None:
+    async def _handshake(self, socket: web.WebSocketResponse, init: messages.Init, judged: dict[str, Any]) -> None:
         if init.application != "demo":
             report = messages.ErrorReport(code="unknown-application", message="There is no such application here.")
             await socket.send_str(messages.encode(ServerMessage(error=report)).decode())
@@ -210,7 +252,7 @@ class FakeGateway:
             await client.socket.send_str(old.decode())
         client.session += 1
         client.socket, client.fresh = socket, True
-        await self.say(client, grant=Grant(nonce=init.nonce, token=client.token), config=self.config)
+        await self.say(client, grant=Grant(nonce=init.nonce, token=client.token), config=self.config, **judged)
 
 
 class GatewayThread:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from roskva.client import actions
@@ -51,6 +51,7 @@ class SmallService:
         self.acks: list[messages.Ack] = []
         self.operations = 0
         self.refuses: set[str] = set()
+        self.why_refused = "too-many-registrations"
         self._session = 0
         self._seqnos = itertools.count(1)
         self.client: CoreClient | None = None  # who is connected
@@ -63,6 +64,12 @@ class SmallService:
         self.versions[name] = max(version, self.versions.get(name, -1))
         if name in self.registered:
             self._owe(name, self.registered[name], version)
+
+    def revoke(self, name: str) -> None:
+        """Its user may not have it any more."""
+        self.refuses.add(name)
+        self._unregister(name)
+        self.say(status=[Status(object=name, state=messages.FAILED, code="not-authorized")])
 
     def lose_version(self, name: str) -> None:
         """Something changed, and the service cannot say to what."""
@@ -124,7 +131,7 @@ class SmallService:
     def _register(self, name: str, held: str | None, epoch: int) -> Status:
         self.operations += 1
         if name in self.refuses:
-            return Status(object=name, state=messages.FAILED, code="too-many-registrations")
+            return Status(object=name, state=messages.FAILED, code=self.why_refused)
         if name not in self.registered:
             seqno = self.registered[name] = next(self._seqnos)
             known = self.versions.get(name)
@@ -149,6 +156,7 @@ class CoreClient:
         self.spoke = False  # over this connection
         self.acknowledged: list[Notification] = []
         self.handlers = Handlers()
+        self.forget_too: list[Callable[[], Awaitable[None]]] = []
         nonces = itertools.count(1)
         self.core = ClientCore("demo", "phone", random=lambda: 0.5, nonce=lambda: f"n{next(nonces)}", state=state)
         self.following = Following()
@@ -182,14 +190,19 @@ class CoreClient:
         return self.state
 
     async def register(
-        self, name: str | bytes, version: int | None = None, epoch: int = 0, handler: Callable[[Notification], None] | None = None
+        self,
+        name: str | bytes,
+        version: int | None = None,
+        epoch: int = 0,
+        handler: Callable[[Notification], None] | None = None,
+        refused: Callable[[bytes, str, str], None] | None = None,
     ) -> None:
         if self.core.stopped is not None:
             raise ClientStopped("The client was stopped.")
         assert isinstance(name, bytes)
         if handler is not None and name in self.core.desired and not self.handlers.may_take(name, handler):
             raise InvalidSetting("It is registered already, without this handler.")
-        left = self.handlers.take(name, handler)
+        left = self.handlers.take(name, handler, refused)
         self._perform(self.core.register(self.now(), name, version, epoch))
         for notification in left:
             self.handlers.tell(notification)
@@ -213,6 +226,10 @@ class CoreClient:
         assert isinstance(name, bytes)
         return self.following.told_until(self.core, self.now(), name)
 
+    def when_forgotten(self, forget: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        self.forget_too.append(forget)
+        return lambda: self.forget_too.remove(forget)
+
     def hear(self, message: ServerMessage) -> None:
         if self.up and self.service.client is self:
             wanted = self.core.received(self.now(), messages.decode_server(messages.encode(message)))
@@ -228,6 +245,12 @@ class CoreClient:
                 self.handlers.tell(action.notification)
             elif isinstance(action, actions.WriteState):
                 self.state = action.state
+            elif isinstance(action, actions.RegistrationFailed) and not action.transient:
+                refused = self.handlers.who_hears_of_a_refusal(action.name)
+                for notification in self.handlers.drop(action.name):
+                    self._perform(self.core.give_back(self.now(), notification))
+                if refused is not None:
+                    refused(action.name, action.code, action.message)
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.core.next_deadline()

@@ -11,7 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from roskva.client.actions import Action, Notification, RegistrationFailed, ReissueRegistrations, Reported, StatusChanged
+from roskva.client.actions import (
+    Action,
+    CredentialWanted,
+    Notification,
+    RegistrationFailed,
+    ReissueRegistrations,
+    Reported,
+    StatusChanged,
+)
 from roskva.client.mailbox import Mailbox
 from roskva.model import name_to_text
 
@@ -27,10 +35,11 @@ class Callbacks:
     on_status: Callback | None = None
     on_failure: Callback | None = None
     on_reissue: Callback | None = None
+    on_credential_refused: Callback | None = None
     _events: Mailbox[Callable[[], Awaitable[None]]] = field(default_factory=Mailbox)
 
     def __bool__(self) -> bool:
-        return any((self.on_notify, self.on_unknown, self.on_status, self.on_failure, self.on_reissue))
+        return any((self.on_notify, self.on_unknown, self.on_status, self.on_failure, self.on_reissue, self.on_credential_refused))
 
     def of(self, notification: Notification) -> Callback | None:
         """Who is to be called for it; without a callback of their own, unknowns are the business of `on_notify`."""
@@ -52,6 +61,9 @@ class Callbacks:
             self._events.put(("failure", action.name), lambda: call(on_failure, *failed))
         elif isinstance(action, ReissueRegistrations) and (on_reissue := self.on_reissue) is not None:
             self._events.put(("reissue", b""), lambda: call(on_reissue))
+        elif isinstance(action, CredentialWanted) and (on_refused := self.on_credential_refused) is not None:
+            refused = (action.code, action.message)
+            self._events.put(("credential", action.code.encode()), lambda: call(on_refused, *refused))
 
     async def run(self) -> None:
         while (event := await self._events.take()) is not None:

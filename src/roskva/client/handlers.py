@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from roskva.client.actions import Notification
 
 Handler = Callable[[Notification], None]
+Refused = Callable[[bytes, str, str], None]  # the object's name, the code and the message of the service
 
 
 @dataclass(slots=True)
 class _Handling:
     handler: Handler | None  # none: released, and not yet taken by another
+    refused: Refused | None = None
     open: dict[bool, Notification] = field(default_factory=dict)  # not dealt with: at most one unknown and one version
 
 
@@ -34,11 +36,11 @@ class Handlers:
         handling = self._handlings.get(name)
         return handling is not None and (handling.handler is None or handling.handler == handler)
 
-    def take(self, name: bytes, handler: Handler | None) -> list[Notification]:
+    def take(self, name: bytes, handler: Handler | None, refused: Refused | None = None) -> list[Notification]:
         """It is registered (none: for loops and callbacks). Answers what the one before left to be dealt with."""
         known = self._handlings.get(name)
         if handler is not None and (known is None or known.handler != handler):
-            self._handlings[name] = _Handling(handler)
+            self._handlings[name] = _Handling(handler, refused)
         elif handler is None and known is not None and known.handler is None:
             del self._handlings[name]
         else:
@@ -47,7 +49,11 @@ class Handlers:
 
     def release(self, name: bytes) -> None:
         if name in self._handlings:
-            self._handlings[name].handler = None
+            self._handlings[name].handler = self._handlings[name].refused = None
+
+    def who_hears_of_a_refusal(self, name: bytes) -> Refused | None:
+        handling = self._handlings.get(name)
+        return None if handling is None else handling.refused
 
     def drop(self, name: bytes) -> list[Notification]:
         """It is unregistered. Answers what nobody has dealt with."""

@@ -20,19 +20,25 @@ from roskva.client.actions import Notification
 from roskva.client.freshness import Attempt, Choice, Entry, Pauses, Standing, State
 from roskva.client.livecache_stores import Codec, JsonCodec, Kept, Store
 from roskva.client.livecache_writer import Writer
-from roskva.errors import ClientStopped, FetchFailed, InvalidSetting, RoskvaError
+from roskva.errors import ClientStopped, FetchFailed, InvalidSetting, NotAuthorized, RoskvaError
 from roskva.model import name_given, name_to_text, version_from_number
 
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02
+FORBIDDEN_S: Final = 60.0  # after a refusal `get` says so for so long, before it tries again
 
 
 class Registrations(Protocol):
     """What a LiveCache asks of its client. `roskva.Client` has it."""
 
     async def register(
-        self, name: str | bytes, version: int | None = None, epoch: int = 0, handler: Callable[[Notification], None] | None = None
+        self,
+        name: str | bytes,
+        version: int | None = None,
+        epoch: int = 0,
+        handler: Callable[[Notification], None] | None = None,
+        refused: Callable[[bytes, str, str], None] | None = None,
     ) -> None: ...
 
     async def unregister(self, name: str | bytes, forget: bool = False) -> None: ...
@@ -42,6 +48,8 @@ class Registrations(Protocol):
     def acknowledge(self, notification: Notification) -> None: ...
 
     def told_until(self, name: str | bytes) -> float | None: ...
+
+    def when_forgotten(self, forget: Callable[[], Awaitable[None]]) -> Callable[[], None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +136,8 @@ class LiveCache:
         self._background = asyncio.Semaphore(refreshes_max)
         self._slots: OrderedDict[bytes, _Slot] = OrderedDict()  # the least recently used first
         self._flights: set[asyncio.Task[Any]] = set()
+        self._forbidden: OrderedDict[bytes, float] = OrderedDict()  # until when; what was refused longest ago first
+        self._outlive_forgetting = client.when_forgotten(self.forget)
         self._epoch = 0  # of the last notification: in which the versions of what is fetched from now on are counted
         self._start: asyncio.Task[None] | None = None
         self._ready = store is None  # nothing to take up
@@ -168,16 +178,28 @@ class LiveCache:
         self._slots.clear()
         if self._writer is not None:
             await self._writer.close()
+        else:
+            self._outlive_forgetting()
+
+    async def forget(self) -> None:
+        """The user signed out (`Client.forget` calls this): the cache has ended, and its store is empty, whoever filled it."""
+        for slot in self._slots.values():
+            slot.registered = False  # the client has none any more
+        await self.close()
+        if self._writer is not None:
+            await self._writer.clear()
 
     async def get(self, name: str | bytes) -> Any:
         """The value. From memory if it is fresh; else it is fetched, once for all who ask.
 
-        Raises FetchFailed if the value is outdated, or not there, and the fetch fails (unless `serve_if_failed`).
+        Raises FetchFailed if the value is outdated, or not there, and the fetch fails (unless `serve_if_failed`), and NotAuthorized if the
+        service refused the registration because the client's user may not have it.
         """
         key = name_given(name)
         self._check_open()
         if not self._ready:
             await self.start()
+        self._check_allowed(key)
         slot = self._slots.get(key)
         if slot is None:
             slot = await self._add(key)
@@ -208,7 +230,8 @@ class LiveCache:
             self._refresh_soon(slot)
 
     async def discard(self, name: str | bytes) -> None:
-        """Hold it no longer, and be told of it no longer."""
+        """Hold it no longer, and be told of it no longer. If it was refused, the next `get` tries again."""
+        self._forbidden.pop(name_given(name), None)
         slot = self._slots.get(name_given(name))
         if slot is not None:
             await self._evict(slot)
@@ -239,7 +262,8 @@ class LiveCache:
         for name in spare:
             self._writer.forget(name)
         for slot in list(self._slots.values()):
-            await self._register(slot)
+            if not slot.gone:
+                await self._register(slot)
         for _ in range(int(self._start_wait_s / _LOOK_S)):
             if all(self._current(slot) for slot in self._slots.values()):
                 break
@@ -276,13 +300,42 @@ class LiveCache:
         if version is None and self._told_until(slot) is not None:
             return
         try:
-            await self._client.register(slot.name, version, entry.epoch if version is not None else 0, handler=self._noticed)
+            await self._client.register(slot.name, version, entry.epoch if version is not None else 0, self._noticed, self._refused)
             slot.registered = True
         except RoskvaError as error:  # the client has ended, or it is registered for somebody else
             slot.registered = False
             if not slot.warned:
                 log.warning("%s is cached without being registered: %s", name_to_text(slot.name), error.what)
             slot.warned = True
+
+    def _refused(self, name: bytes, code: str, message: str) -> None:
+        """The service will not tell of it, and so the store must not bring it back as fresh. What the user may not have is held no longer;
+        what was refused for another reason is cached by time, and registered again when it is fetched again."""
+        slot = self._slots.get(name)
+        if slot is None or self._closed:
+            return
+        slot.registered = slot.entry.kept = False
+        if self._writer is not None:
+            self._writer.forget(name)
+        if code == NotAuthorized.code:
+            slot.gone = True
+            del self._slots[name]
+            if slot.refresh is not None:
+                slot.refresh.cancel()
+            self._forbidden.pop(name, None)
+            self._forbidden[name] = self._now() + FORBIDDEN_S
+            if len(self._forbidden) > self._entries_max:
+                self._forbidden.popitem(last=False)
+        if not slot.warned:
+            log.warning("%s is not registered: %s %s", name_to_text(name), code, message)
+        slot.warned = True
+
+    def _check_allowed(self, name: bytes) -> None:
+        until = self._forbidden.get(name)
+        if until is not None:
+            if self._now() < until:
+                raise NotAuthorized
+            del self._forbidden[name]
 
     async def _leave(self, slot: _Slot, keep: bool) -> None:
         """Be told of it no more. `keep`: the registration is for the next run, or for the next cache of this client."""
@@ -326,6 +379,7 @@ class LiveCache:
             if self._closed and flight.task.cancelled():
                 raise ClientStopped("The cache was closed.") from None
             raise
+        self._check_allowed(slot.name)
         # What others fetched meanwhile may be later, and may be acknowledged: never answer an older one.
         latest = self._slots.get(slot.name, slot)
         return latest.entry.value if latest.entry.present else answer

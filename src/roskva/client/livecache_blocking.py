@@ -36,8 +36,9 @@ class BlockingLiveCache:
     ...     cache.get("doc:42")
     {'title': 'This is doc:42'}
 
-    `state` and `device` are those of `Client`, the other arguments those of `LiveCache`. `fetch` is called in threads of the cache's
-    own, at most `threads_max` at a time; one that takes longer than `fetch_timeout_s` failed, but keeps its thread until it returns.
+    `state`, `device` and `credential` are those of `Client` (a function is called in a thread, and may block), the other arguments those
+    of `LiveCache`. `fetch` is called in threads of the cache's own, at most `threads_max` at a time; one that takes longer than
+    `fetch_timeout_s` failed, but keeps its thread until it returns.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class BlockingLiveCache:
         fetch: Callable[[str], Any],
         state: str | os.PathLike[str] | None = None,
         device: str | None = None,
+        credential: str | Callable[[], str] | None = None,
         threads_max: int = 8,
         entries_max: int = 10_000,
         versioned: bool = False,
@@ -62,7 +64,9 @@ class BlockingLiveCache:
         pauses: Pauses | None = None,
     ) -> None:
         self._fetch = fetch
-        self._client = Client(url, application=application, state=state, device=device)
+        self._credential = credential
+        provider = self._provide_in_a_thread if callable(credential) else credential
+        self._client = Client(url, application=application, state=state, device=device, credential=provider)
         self._threads = concurrent.futures.ThreadPoolExecutor(threads_max, thread_name_prefix="roskva-fetch")
         self._cache = LiveCache(
             self._client,
@@ -126,6 +130,26 @@ class BlockingLiveCache:
 
         return self._do(in_sync())
 
+    def use_credential(self, credential: str) -> None:
+        """As Client.use_credential."""
+
+        async def use() -> None:
+            self._client.use_credential(credential)
+
+        self._do(use())
+
+    @property
+    def credential_problem(self) -> str:
+        """As Client.credential_problem."""
+        return self._client.credential_problem
+
+    def forget(self, timeout_s: float = 10.0) -> None:
+        """Sign out, as Client.forget: nothing is left at the service, in the state file or in the store, and the cache has ended."""
+        try:
+            self._do(self._client.forget(timeout_s))
+        finally:
+            self.close()
+
     def close(self) -> None:
         """End: whoever waits is told ClientStopped. In a process that was forked it leaves the parent's alone."""
         with self._lock:
@@ -188,6 +212,10 @@ class BlockingLiveCache:
 
     async def _fetch_in_a_thread(self, name: str) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._fetch, name)
+
+    async def _provide_in_a_thread(self) -> str:
+        assert callable(self._credential)
+        return await asyncio.get_running_loop().run_in_executor(None, self._credential)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -40,7 +40,8 @@ class Store(Protocol):
     def durable(self) -> bool: ...
 
     def load(self) -> list[Kept]:
-        """Everything that is kept, what was written longest ago first. Called once, before anything else."""
+        """Everything that is kept, what was written longest ago first. Called before anything else, and once more after `close` if the
+        user signs out: then all of it is written as gone."""
 
     def write(self, kept: Sequence[Kept], gone: Sequence[bytes]) -> None:
         """Keep these, each in place of what its name had, and forget those. Returning means: it is done; raising: it may not be."""
@@ -158,6 +159,8 @@ class SqliteStore:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        if gone and connection.execute("SELECT 1 FROM kept LIMIT 1").fetchone() is None:
+            connection.execute("VACUUM")  # deleted rows are still in the file; after signing out they must not be
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -74,6 +74,17 @@ class Writer:
         if self._loaded:
             await asyncio.to_thread(self._store.close)
 
+    async def clear(self) -> None:
+        """The store holds nothing any more: neither what this cache wrote, nor what was there before."""
+        await self.close()
+        await asyncio.to_thread(self._clear)
+
+    def _clear(self) -> None:
+        try:
+            self._store.write([], [one.name for one in self._store.load()])
+        finally:
+            self._store.close()
+
 
 def _settle(batch: _Batch, error: Exception | None) -> None:
     for done in batch.done:

@@ -1,7 +1,8 @@
 """`roskva.Client`: the client's core with a channel, a clock, dice and a state file (Thialfi 3.3; asyncio).
 
 The shell decides nothing about the protocol. It feeds the core, carries out its actions in order, keeps one timer for the
-core's next deadline, connects again when a connection ends, and brings notifications to the application.
+core's next deadline, connects again when a connection ends, and brings notifications to the application. It is long, since all that an
+application may ask of a client stands together.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import logging
 import os
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
+
+import msgspec
 
 from roskva.client import actions, shell_waking, waking
 from roskva.client.actions import Action, Notification
@@ -24,15 +27,17 @@ from roskva.client.channels.connector import Connector
 from roskva.client.channels.link import Link, NotConnected
 from roskva.client.choice import AUTO
 from roskva.client.core import ClientCore
+from roskva.client.credential import REFRESH, check_credential
 from roskva.client.following import Following
-from roskva.client.handlers import Handler, Handlers
+from roskva.client.handlers import Handler, Handlers, Refused
 from roskva.client.limits import connect_pause_s
 from roskva.client.mailbox import Mailbox
+from roskva.client.shell_credentials import Credentials, Provider
 from roskva.client.statefile import StateFile, new_device, open_identity
 from roskva.errors import ClientStopped, InvalidSetting, InvalidVersion, ServiceUnreachable
 from roskva.model import check_application, check_device, name_given, name_to_text, version_from_number
 from roskva.protocol.channel import Channel
-from roskva.protocol.messages import Config, ServerMessage, encode
+from roskva.protocol.messages import ClientMessage, Config, Info, ServerMessage, encode
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +75,10 @@ class Client:
 
     `channel` is how messages travel: `auto` (a WebSocket, and long polls where a proxy breaks it), `websocket`, `long-poll`, or a
     `roskva.Channel` of the application's own; then there is no `url`.
+
+    `credential` says who the user is, where the application asks for that: a text, or a function (plain or `async`, quick to return) that
+    answers one, called at the start and whenever another is needed. `use_credential` changes it. `on_credential_refused(code, message)` is
+    called when the service does not take it (`credential-refused`: time to sign in again); the client keeps trying, with pauses.
     """
 
     def __init__(
@@ -84,14 +93,17 @@ class Client:
         on_status: Callback | None = None,
         on_failure: Callback | None = None,
         on_reissue: Callback | None = None,
+        on_credential_refused: Callback | None = None,
         config: Config | None = None,
         channel: str | Channel = AUTO,
+        credential: str | Provider | None = None,
     ) -> None:
         self._connector = Connector(url, channel)
         self.application = check_application(application)
         self.device = "" if device is None else check_device(device)
         self._state_file = None if state is None else StateFile(state)
-        self._callbacks = Callbacks(on_notify, on_unknown, on_status, on_failure, on_reissue)
+        self._callbacks = Callbacks(on_notify, on_unknown, on_status, on_failure, on_reissue, on_credential_refused)
+        self._credentials = Credentials(credential)
         self._config = config  # until the service sends its own
         self._random: Callable[[], float] = random.random
         self._core: ClientCore | None = None
@@ -103,6 +115,7 @@ class Client:
         self._to_acknowledge: list[Notification] = []
         self._handlers = Handlers()  # of objects with a handler of their own
         self._following = Following()
+        self._forget_too: list[Callable[[], Awaitable[None]]] = []
         self._watchers: list[asyncio.Future[None]] = []
         self._unreachable = ""  # why the last connection failed
         self._woken = asyncio.Event()  # who waits to connect again need not wait so long
@@ -132,10 +145,14 @@ class Client:
             state=kept,
             config=self._config,
             library=LIBRARY,
+            credential=self._credentials.text,
         )
         self._perform(self._core.start(self._now()))
         self._look()
         self._tasks = [asyncio.create_task(self._stay_connected(), name="roskva-client")]
+        if self._credentials.provided:
+            providing = self._credentials.provide(self._core, self.use_credential, self._random)
+            self._tasks.append(asyncio.create_task(providing, name="roskva-credential"))
         if self._callbacks:
             self._tasks.append(asyncio.create_task(self._callbacks.run(), name="roskva-callbacks"))
 
@@ -168,25 +185,54 @@ class Client:
     async def forget(self, timeout: float = 10.0) -> None:
         """Sign out: the service deletes this client's id with all its registrations, the state file goes, and the client has ended.
 
+        So have its caches, and their stores are empty.
+
         If the service does not confirm it within `timeout` seconds: ServiceUnreachable if there is no connection, else TimeoutError. The
         client has ended and its state is gone all the same; then the service collects what it has of it when it was not seen for long.
         """
         core = self._running()
         self._forgotten = True
         self._perform(core.forget(self._now()))
+        failed = await self._forget_caches()
         try:
             await self._await(lambda: core.stopped is not None, timeout, "the client is not deleted")
+            if failed is not None:
+                raise failed
         finally:
             if self._state_file is not None:
                 await asyncio.to_thread(self._state_file.delete)
             await self.close()
 
-    async def register(self, name: str | bytes, version: int | None = None, epoch: int = 0, handler: Handler | None = None) -> None:
+    async def _forget_caches(self) -> Exception | None:
+        """Answers why one could not, if so."""
+        failed: Exception | None = None
+        for forget in reversed(list(self._forget_too)):  # the last first: it may hold the store of one before it
+            try:
+                await forget()
+            except Exception as error:
+                log.exception("what a cache of this client held could not be deleted")
+                failed = failed or error
+        return failed
+
+    def when_forgotten(self, forget: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """For caches: called when the user signs out, to leave nothing behind. Call what this answers to be called no more."""
+        self._forget_too.append(forget)
+        return partial(self._forget_too.remove, forget)
+
+    async def register(
+        self,
+        name: str | bytes,
+        version: int | None = None,
+        epoch: int = 0,
+        handler: Handler | None = None,
+        refused: Refused | None = None,
+    ) -> None:
         """Wish to be told of an object's versions. Returns when the wish is recorded here; `synced` waits for the service.
 
         `version` (and its `epoch`, as the notification told it) is the one that the application holds already, and keeps over a
         restart: nothing is sent for it or for older ones. `handler` is called with this object's notifications, at once and instead of
-        loops and callbacks, until the object is unregistered; it gives each to `acknowledge` when it was dealt with.
+        loops and callbacks, until the object is unregistered; it gives each to `acknowledge` when it was dealt with. If the service refuses
+        the registration for good, or ends it, the handler is called no more, and `refused(name, code, message)` is, beside `on_failure`.
         """
         held = None if version is None else version_from_number(version)
         if not 0 <= epoch < 2**32:
@@ -194,7 +240,7 @@ class Client:
         core, key = self._running(), name_given(name)
         if handler is not None and key in core.desired and not self._handlers.may_take(key, handler):
             raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
-        left = self._handlers.take(key, handler)
+        left = self._handlers.take(key, handler, refused)
         self._perform(core.register(self._now(), key, held, epoch))
         for notification in left:
             self._notify(notification)
@@ -203,8 +249,13 @@ class Client:
         """Wish no more to be told of it. `forget`: should it be registered again in this run, everything is told anew."""
         core, key = self._running(), name_given(name)
         self._perform(core.unregister(self._now(), key, forget))
+        self._take_back(key)
+
+    def _take_back(self, key: bytes) -> None:
+        """It is registered no more: what nobody has dealt with is told to whoever registers it next."""
         for notification in (*self._handlers.drop(key), *self._notifications.drop(keys_of(key))):
-            self._perform(core.give_back(self._now(), notification))  # nobody has dealt with it: the next is told
+            if self._core is not None:
+                self._perform(self._core.give_back(self._now(), notification))
 
     async def release(self, name: str | bytes) -> None:
         """Its handler is called no more. The registration stays: what comes is kept for the handler with which it is registered next."""
@@ -219,6 +270,18 @@ class Client:
             if not self._to_acknowledge:  # those of one turn of the event loop travel together
                 asyncio.get_running_loop().call_soon(self._flush_acknowledgements)
             self._to_acknowledge.append(notification)
+
+    def use_credential(self, credential: str) -> None:
+        """The user's credential from now on: shown at once if there is a connection, and whenever the service asks. Registrations stay."""
+        if self._core is None:
+            self._credentials.text = check_credential(credential)
+        else:
+            self._perform(self._core.use_credential(self._now(), credential))
+
+    @property
+    def credential_problem(self) -> str:
+        """`credential-required`, `credential-refused` or `credential-expired`: the service does nothing for this client. Empty: none."""
+        return self._credentials.problem
 
     @property
     def in_sync(self) -> bool:
@@ -270,7 +333,8 @@ class Client:
         except TimeoutError:
             if not self.connected:
                 raise ServiceUnreachable(self._unreachable or f"There is no connection to {self.url}.") from None
-            raise TimeoutError(f"{otherwise}: {self.url}, after {timeout} s") from None
+            why = f" ({self.credential_problem})" if self.credential_problem else ""
+            raise TimeoutError(f"{otherwise}{why}: {self.url}, after {timeout} s") from None
 
     def __aiter__(self) -> Notifications:
         """The notifications as they come. Each is acknowledged when the loop comes back for the next; one that the loop left
@@ -324,7 +388,7 @@ class Client:
         for action in wanted:
             if isinstance(action, actions.Send):
                 if self._channel is not None:
-                    self._channel.send(encode(action.message))
+                    self._channel.send(encode(self._introduced(action.message)))
             elif isinstance(action, actions.Notify):
                 self._notify(action.notification)
             elif isinstance(action, actions.WriteState):
@@ -335,13 +399,38 @@ class Client:
             elif isinstance(action, actions.Stopped):
                 log.log(logging.INFO if self._forgotten else logging.ERROR, "the client stopped: %s", action.error)
                 self._end_waiting()
+            elif isinstance(action, actions.CredentialAccepted):
+                self._credentials.accepted(action)
+            elif isinstance(action, actions.CredentialWanted):
+                self._credential_wanted(action)
             else:
+                if isinstance(action, actions.RegistrationFailed) and not action.transient:
+                    self._refused(action)
                 self._callbacks.tell(action)
         self._set_timer()
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(None)
+
+    def _introduced(self, message: ClientMessage) -> ClientMessage:
+        return message if message.init is None else msgspec.structs.replace(message, info=Info(library=LIBRARY, channel=self.channel))
+
+    def _credential_wanted(self, action: actions.CredentialWanted) -> None:
+        if action.code != REFRESH:
+            self._following.connected()  # nothing is told any more: as over a new connection, it must catch up first
+        if self._credentials.wanted(action):
+            self._callbacks.tell(action)
+
+    def _refused(self, action: actions.RegistrationFailed) -> None:
+        """For good, or it stood and was ended: nobody waits for it any more."""
+        refused = self._handlers.who_hears_of_a_refusal(action.name)
+        self._take_back(action.name)
+        if refused is not None:
+            try:
+                refused(action.name, action.code, action.message)
+            except Exception:
+                log.exception("whoever registered %s failed as it was told of the refusal", name_to_text(action.name))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -404,6 +493,7 @@ class Client:
         async with self._connector as connector:
             failures, warned = 0, False
             while core.stopped is None:
+                await self._credentials.before_connecting(core, self._now())
                 try:
                     heard = await self._connection(core, await connector.connect())
                     failures, warned = 0 if heard else failures + 1, warned and not heard
@@ -470,6 +560,8 @@ class Client:
             return
 
         async def write() -> None:
+            if self._forgotten:
+                return
             try:
                 await asyncio.to_thread(file.write, data)
             except OSError as error:
