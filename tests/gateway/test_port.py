@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # private: its stub does not name it
 
-from roskva.gateway import server, websocket
+from roskva.gateway import opening, server, websocket
 from roskva.gateway.service import Gateway
 from roskva.protocol.tokens import Claims, Keyring
 from tests.gateway.conftest import Start
@@ -232,9 +232,9 @@ async def test_half_open_connection_is_closed_after_the_wait(gateway: Gateway) -
     silent, half = await Raw.connect(gateway), await Raw.connect(gateway)
     await half.send(b"POST /v1/publish HTTP/1.1\r\nHost:")
     await asyncio.sleep(0.1)
-    gateway.port.sweep(time.monotonic() + server.OPENING_S - 1)
+    gateway.port.sweep(time.monotonic() + opening.OPENING_S - 1)
     assert len(gateway.port.openings) == 2  # not yet
-    gateway.port.sweep(time.monotonic() + server.OPENING_S + 1)
+    gateway.port.sweep(time.monotonic() + opening.OPENING_S + 1)
     assert await silent.read_to_end() == b""
     assert await half.read_to_end() == b""
     assert not gateway.port.openings
@@ -399,3 +399,28 @@ async def test_idle_connection_holds_no_task_and_no_timer(gateway: Gateway, http
     assert all(not hasattr(connection, "__dict__") for connection in gateway.router.connections.values())
     for raw in raws:
         await raw.close()
+
+
+async def test_frames_of_mixed_sizes_reach_a_client_that_reads_late_intact(start: Start) -> None:
+    """picows queues a large message without a copy of its head, and writes the next head over it."""
+    gateway = await start(send_buffer_bytes_max=64 << 20)
+    raw = await Raw.connect(gateway)
+    raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await raw.send(UPGRADE)
+    async with asyncio.timeout(5):
+        while not gateway.router.connections:
+            await asyncio.sleep(0.01)
+    (connection,) = gateway.router.connections.values()
+    sizes = [9_000 + 7 * number if number % 2 else 50 + number % 60 for number in range(1_500)]
+    for size in sizes:
+        connection.send(b"x" * size)
+    raw.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    await raw.read_head()
+    async with asyncio.timeout(20):
+        for size in sizes:
+            first, length = await raw.reader.readexactly(2)
+            if length >= 126:
+                length = int.from_bytes(await raw.reader.readexactly(2 if length == 126 else 8), "big")
+            assert (first, length) == (0x81, size)
+            await raw.reader.readexactly(length)
+    await raw.close()

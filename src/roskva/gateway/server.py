@@ -13,47 +13,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
 from aiohttp import web
 from picows import WSAutoPingStrategy
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from roskva.address import address_of, bound_socket
 from roskva.config import Settings
-from roskva.errors import GoingAway, MalformedMessage, MessageTooLarge, Overloaded, RoskvaError, TooManyConnections, Unavailable
+from roskva.errors import GoingAway, Overloaded, TooManyConnections, Unavailable
 from roskva.gateway.addresses import peer_of
 from roskva.gateway.admission import Admission
 from roskva.gateway.attached import AttachedConnection, Attachment
+from roskva.gateway.opening import OPENING_S, Opening
 from roskva.gateway.polled import PolledConnection, Polls, older
-from roskva.gateway.publish import error_object
 from roskva.gateway.routing import error_message
+from roskva.gateway.tls import Certificates, SecureListener
 from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
 from roskva.protocol.channel import Channel
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.routing import Router
-    from roskva.gateway.tls import Certificates
     from roskva.gateway.trusted import TrustedLine
 
 log = logging.getLogger(__name__)
 
 CHANNEL_PATH: Final = "/v1/channel"
-OPENING_S: Final = 10.0
 SILENT_S: Final = 120.0
-HEAD_BYTES_MAX: Final = 16 << 10
 _SWEEP_S: Final = 1.0
 _LOOK_S: Final = 0.02
 _BACKLOG: Final = 4_096
 # libuv accepts one connection in each turn of the loop, however many wait, and under load a turn takes milliseconds: it listens with so
 # many handles of the one socket.
 _ACCEPTED_AT_ONCE: Final = 16
-_CHANNEL_STARTS: Final = (b"GET /v1/channel ", b"GET /v1/channel?")
 # A peer that vanished without a word is noticed by the kernel: after so long without an answer to data or to a probe.
 _DEAD_PEER_S: Final = 120
 
@@ -98,7 +93,7 @@ class Port:
         self.message_bytes_max = settings.message_bytes_max
         self.send_buffer_bytes_max = settings.send_buffer_bytes_max
         self.http = http
-        self.openings: dict[_Opening, float] = {}  # whose first head is not complete, in the order of their arrival
+        self.openings: dict[Opening, float] = {}  # whose first head is not complete, in the order of their arrival
         self.paused: dict[AnyConnection, float] = {}  # whose buffers are full, since when
         self.opening_s = OPENING_S
         self.silent_s = max([SILENT_S, *(2 * application.quiet_s for application in settings.applications.values())])
@@ -112,10 +107,9 @@ class Port:
         self.by_channel = dict.fromkeys(_CHANNELS.values(), 0)  # connections now
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
         self._http_addresses: dict[object, str] = {}  # of those that count for an address
-        self._securing: set[asyncio.Task[None]] = set()  # TLS handshakes
         self._router = router
         self._listener_socket: socket.socket | None = None
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | SecureListener] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     def bind(self, listen: str) -> str:
@@ -139,8 +133,11 @@ class Port:
         assert self._listener_socket is not None
         loop = asyncio.get_running_loop()
         with self._listener_socket as listener:
-            for _ in range(_ACCEPTED_AT_ONCE):
-                self._servers.append(await loop.create_server(lambda: _Opening(self), sock=listener.dup(), backlog=_BACKLOG))
+            if self.certificates is not None:
+                self._servers.append(SecureListener(listener.dup(), self.certificates, lambda: Opening(self), _BACKLOG))
+            else:
+                for _ in range(_ACCEPTED_AT_ONCE):
+                    self._servers.append(await loop.create_server(lambda: Opening(self), sock=listener.dup(), backlog=_BACKLOG))
         self._sweeper = loop.create_task(self._sweep())
 
     def stop_accepting(self) -> None:
@@ -151,8 +148,6 @@ class Port:
             self._listener_socket.close()
         for opening in list(self.openings):
             opening.abort()
-        for securing in self._securing:
-            securing.cancel()
 
     async def stop(self, wait_s: float = 3.0) -> None:
         """Tell all clients how slowly to come back, close every connection, wait a moment for the clients' answers, then end the rest."""
@@ -197,11 +192,6 @@ class Port:
     def http_came(self, protocol: asyncio.BaseProtocol, address: str) -> None:
         if address:
             self._http_addresses[protocol] = address
-
-    def secure(self, opening: _Opening, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        task = asyncio.get_running_loop().create_task(opening.secure(transport, context))
-        self._securing.add(task)
-        task.add_done_callback(self._securing.discard)
 
     def attach(self, channel: Channel) -> Attachment:
         """Serve one client over a channel of the application's own, until its `closed` is called."""
@@ -265,171 +255,6 @@ class Port:
             connection.abort()
         self.polls.sweep(now_s)
         self.admission.sweep(now_s)
-
-
-class _Opening(asyncio.Protocol):
-    """A connection whose first request is still arriving. Once its head is complete, picows or aiohttp takes over."""
-
-    __slots__ = ("_address", "_head", "_port", "_transport")
-
-    def __init__(self, port: Port) -> None:
-        self._port = port
-        self._head = b""
-        self._transport: asyncio.Transport | None = None
-        self._address = ""  # that it is counted for, here
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = plain = cast(asyncio.Transport, transport)
-        port, admission = self._port, self._port.admission
-        if port.full():
-            port.metrics.limited_connections += 1
-            self._refuse(_OVERLOADED)
-            return
-        peer = peer_of(transport)
-        # Whose connection it is that a proxy brings stands in its head.
-        address = "" if admission.addresses.is_proxy(peer) else admission.addresses.counted(peer)
-        if not admission.has_room(address):
-            self._refuse(_TOO_MANY)
-            return
-        admission.count(address)
-        self._address = address
-        port.openings[self] = time.monotonic()
-        if port.certificates is not None:
-            port.secure(self, plain, port.certificates.context)
-
-    async def secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        """Speak TLS from the first byte on. Whoever does not, or cannot, is gone at once."""
-        secured: asyncio.Transport | None = None
-        try:
-            secured = await asyncio.get_running_loop().start_tls(
-                transport, self, context, server_side=True, ssl_handshake_timeout=OPENING_S, ssl_shutdown_timeout=OPENING_S
-            )
-        except OSError as error:
-            log.debug("no TLS with %s: %s", peer_of(transport), error)
-            self._port.metrics.connections_refused += 1
-        finally:
-            if secured is None or secured.is_closing():
-                transport.abort()
-                self._gone()
-        self._transport = secured
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._gone()
-
-    def _gone(self) -> None:
-        self._port.openings.pop(self, None)
-        address, self._address = self._address, ""
-        self._port.admission.leave(address)
-
-    def data_received(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        head = self._head + data if self._head else data
-        if not head[:1].isalpha():  # not a request: TLS on a plain port, say
-            self._refuse(_NO_REQUEST)
-        elif b"\r\n\r\n" in head:
-            self._hand_over(self._transport, head)
-        elif len(head) > HEAD_BYTES_MAX:
-            self._refuse(_HEAD_TOO_LARGE)
-        else:
-            self._head = head
-
-    def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
-        fields = _fields(data) if data.startswith(_CHANNEL_STARTS) else {}
-        origin = self._origin(fields) if fields.get(b"upgrade") == b"websocket" else None
-        if origin is None:
-            self._hand_to_http(transport, data)
-        else:
-            self._hand_to_picows(transport, data, fields, origin)
-
-    def _origin(self, fields: dict[bytes, bytes]) -> str | None:
-        """None for a page that nobody knows: aiohttp's route refuses it with a reason."""
-        origin, host = (fields.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
-        return self._port.admission.origins.foreign(origin, host, self._port.certificates is not None)
-
-    def _hand_to_http(self, transport: asyncio.Transport, data: bytes) -> None:
-        protocol = self._port.http()
-        self._port.http_came(protocol, self._passed_on())
-        _exchange(transport, protocol, data)
-
-    def _hand_to_picows(self, transport: asyncio.Transport, data: bytes, fields: dict[bytes, bytes], origin: str) -> None:
-        port, admission = self._port, self._port.admission
-        address = self._address
-        forwarded = fields.get(b"x-forwarded-for", b"").decode("latin-1")
-        if not address:
-            address = admission.addresses.counted(peer_of(transport), forwarded)
-            if not admission.has_room(address):
-                self._refuse(_TOO_MANY)
-                return
-            admission.count(address)
-        self._passed_on()
-        connection = WebSocketConnection(port, address, origin)
-        _exchange(transport, port.websocket(connection), data)
-        if not connection.number:  # picows refused the upgrade, and says no more about it
-            admission.leave(address)
-
-    def _passed_on(self) -> str:
-        """It is not for this to count any more."""
-        del self._port.openings[self]
-        address, self._address = self._address, ""
-        return address
-
-    def _refuse(self, answer: bytes) -> None:
-        self._port.metrics.connections_refused += 1
-        if self._transport is not None:
-            # To whom no TLS was spoken yet nothing can be said.
-            if self._port.certificates is None or self._transport.get_extra_info("ssl_object") is not None:
-                self._transport.write(answer)
-            self._transport.close()
-
-    def abort(self) -> None:
-        self._port.metrics.connections_refused += 1
-        if self._transport is not None:
-            self._transport.abort()
-
-
-def _answer(status: str, error: RoskvaError) -> bytes:
-    body = msgspec.json.encode({"error": error_object(error)})
-    fields = ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
-    if isinstance(error, Unavailable):
-        fields.append(f"Retry-After: {error.retry_after_s:.0f}")
-    return "\r\n".join([f"HTTP/1.1 {status}", *fields, "", ""]).encode() + body
-
-
-_OVERLOADED: Final = _answer("503 Service Unavailable", Overloaded("This gateway has as many connections as connections_max allows."))
-_TOO_MANY: Final = _answer("503 Service Unavailable", TooManyConnections("connections_per_address_max"))
-_NO_REQUEST: Final = _answer("400 Bad Request", MalformedMessage("This is no HTTP request."))
-_HEAD_TOO_LARGE: Final = _answer("431 Request Header Fields Too Large", MessageTooLarge(HEAD_BYTES_MAX + 1, HEAD_BYTES_MAX))
-
-
-def _fields(head: bytes) -> dict[bytes, bytes]:
-    """Of several of a name, the last."""
-    lines = head[: head.index(b"\r\n\r\n")].lower().split(b"\r\n")[1:]
-    return {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-
-
-def _exchange(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, data: bytes) -> None:
-    """The loop chooses how to read when reading starts: stop, exchange the protocol, feed it what came, and start again."""
-    transport.pause_reading()
-    transport.set_protocol(protocol)
-    protocol.connection_made(transport)
-    if isinstance(protocol, asyncio.BufferedProtocol):
-        _feed(protocol, data)
-    else:
-        cast(asyncio.Protocol, protocol).data_received(data)
-    if not transport.is_closing():
-        transport.resume_reading()
-
-
-def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        buffer = memoryview(protocol.get_buffer(len(view)))
-        count = min(len(buffer), len(view))
-        buffer[:count] = view[:count]
-        buffer.release()
-        protocol.buffer_updated(count)
-        view = view[count:]
 
 
 def listening_socket(listen: str) -> socket.socket:

@@ -1,6 +1,8 @@
 """TLS on the public port: the certificate and its key, looked at again and again so that renewed ones are used without a restart.
 
 A new pair is a new context: connections that exist keep theirs. A pair that cannot be used is logged, and the old one goes on.
+Connections are accepted here and not by the loop: who is one too many is sent away before the work of a handshake, and what is in one is
+counted.
 """
 
 from __future__ import annotations
@@ -8,16 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
 from roskva.errors import InvalidSetting
 
+if TYPE_CHECKING:
+    from roskva.gateway.opening import Opening
+
 log = logging.getLogger(__name__)
 
 _ALPN: Final = ["http/1.1"]
+_ACCEPTED_AT_ONCE: Final = 16
+_PAUSE_S: Final = 1.0  # when there are no files left
 
 _Signature = tuple[tuple[int, int, int], ...]
 
@@ -104,3 +113,46 @@ def make_context(certificate: Path, key: Path) -> ssl.SSLContext:
     except OSError as error:
         raise InvalidSetting(f"tls_certificate, tls_key: {certificate} and {key} cannot be read: {error.strerror}.") from None
     return context
+
+
+class SecureListener:
+    """Accepts connections, and speaks TLS with them."""
+
+    def __init__(self, listener: socket.socket, certificates: Certificates, opening: Callable[[], Opening], backlog: int) -> None:
+        self._listener = listener
+        self._certificates = certificates
+        self._opening = opening
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        listener.listen(backlog)
+        self._resume()
+
+    def close(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    def _resume(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, peer = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted for a moment: %s", error)
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_PAUSE_S, self._resume)
+                return
+            opening = self._opening()
+            if opening.arrived(str(peer[0])) is not None:
+                accepted.close()  # nothing can be said before there is TLS
+                continue
+            accepted.setblocking(False)
+            handshake = self._loop.create_task(opening.secure(accepted, self._certificates.context))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
