@@ -8,7 +8,6 @@
 import { ClientStopped, RoskvaError } from "./core/errors.ts";
 import { checkVersion, type Name, nameFromText } from "./core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "./errors.ts";
-import { Mailbox } from "./mailbox.ts";
 import { type ClientEvents, type ClientOptions, type Settled, settled } from "./options.ts";
 import type { Handler, Notification, RegisterOptions, Registrations, UnregisterOptions } from "./registrations.ts";
 import { Session } from "./session.ts";
@@ -16,8 +15,15 @@ import type { Source, Told } from "./source.ts";
 
 export type { ClientEvents, ClientOptions };
 
-/** Of an object: at most one unknown (true) and one version. */
-type Latest = Map<boolean, Notification>;
+/**
+ * At most one version and one unknown of an object, in the order in which they first came. A later one takes the place of an earlier one:
+ * a slow application holds as many as it has objects. An unknown may stand for a later version than the one known, so neither takes the
+ * other's place.
+ */
+type Latest = Map<string, Notification>;
+const UNKNOWN = "?";
+const KNOWN = "=";
+const keyOf = ({ name, version }: Notification): string => (version === null ? UNKNOWN : KNOWN) + name;
 
 interface Handling {
   readonly handler: Handler | null; // null: released, and not yet taken by another
@@ -44,14 +50,13 @@ export interface Client {
 export class Client extends EventTarget implements Registrations, AsyncIterable<Notification> {
   readonly application: string;
   readonly #options: Settled;
-  readonly #onNotify: Handler | undefined;
   readonly #handlings = new Map<Name, Handling>();
   readonly #signalled = new Map<Name, AbortController>(); // registrations with a signal; aborted when they end: it is listened to no more
-  readonly #mailbox = new Mailbox(); // for loops
+  #untaken: Latest = new Map(); // for loops
   readonly #withApplication = new Set<Notification>(); // taken by a loop, not acknowledged
   #source: Source | null = null;
   #starting: Promise<void> | null = null;
-  #watchers: (() => void)[] = [];
+  readonly #watchers = new Set<() => void>();
   #started = false;
   #wasConnected = false;
   #wasInSync = false;
@@ -59,10 +64,9 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   constructor(url: string | readonly string[], options: ClientOptions) {
     super();
-    const { signal, onNotify } = options;
+    const { signal } = options;
     this.#options = settled(url, options);
     this.application = this.#options.application;
-    this.#onNotify = onNotify;
     signal?.addEventListener("abort", () => void this.close(), { once: true });
     if (signal?.aborted) void this.close();
   }
@@ -98,7 +102,6 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   async close(): Promise<void> {
     if (this.#closed) return;
     this.#closed = true;
-    this.#mailbox.close();
     for (const over of this.#signalled.values()) over.abort();
     this.#watch();
     await this.#starting?.catch(() => {});
@@ -113,7 +116,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     const source = await this.#running();
     source.forget();
     try {
-      await this.#await(() => source.stopped !== null, timeoutMs, "The client is not deleted");
+      await this.#until(() => !!source.stopped, timeoutMs, "The client is not deleted");
     } finally {
       try {
         await source.deleteState();
@@ -133,10 +136,12 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     const known = this.#handlings.get(name);
     const released = known?.handler === null;
     if (handler && source.has(name) && !released && (known?.handler !== handler || known.manual !== manual)) {
-      throw new InvalidSetting(`The object ${name} is registered already, without this handler.`);
+      throw new InvalidSetting(`${name} is registered already, without this handler.`);
     }
-    if (handler && (!known || released)) this.#handlings.set(name, handlingOf(handler, manual));
-    else if (released) this.#handlings.delete(name);
+    if (!known?.handler) {
+      if (handler) this.#handlings.set(name, handlingOf(handler, manual));
+      else this.#handlings.delete(name);
+    }
     if (signal) this.#unregisterAt(signal, name);
     source.register(name, held, epoch);
     if (released) for (const notification of known.waiting.values()) this.#notify(notification);
@@ -208,7 +213,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
    */
   async synced(timeoutMs = Infinity): Promise<void> {
     const source = await this.#running();
-    await this.#await(() => this.#check(source).confirmed, timeoutMs, "Not in sync");
+    await this.#until(() => this.#check(source).confirmed, timeoutMs, "Not in sync");
   }
 
   /**
@@ -216,36 +221,34 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
    * loop left without coming back (a break, an exception) is given to the next loop again.
    */
   [Symbol.asyncIterator](): AsyncIterableIterator<Notification> {
-    if (this.#onNotify) throw new InvalidSetting("This client has a handler for all notifications: there are none left to loop over.");
-    let current: Notification | null = null;
-    return {
-      [Symbol.asyncIterator]() {
-        return this;
-      },
-      next: async () => {
-        if (current && this.#withApplication.has(current)) this.acknowledge(current);
-        current = await this.#next();
-        return current ? { value: current } : { value: undefined, done: true };
-      },
-      return: async () => {
-        if (current && this.#withApplication.delete(current) && !this.#closed) this.#mailbox.putBack(current);
-        return { value: undefined, done: true };
-      },
-    };
+    if (this.#options.onNotify) throw new InvalidSetting("There is nothing to loop over: onNotify is told everything.");
+    return this.#loop();
   }
 
-  async #next(): Promise<Notification | null> {
+  async *#loop(): AsyncGenerator<Notification, void> {
     if (!this.#closed) await this.start();
-    const source = this.#source;
-    for (let notification; (notification = await this.#mailbox.take()) !== null; ) {
-      if (source?.has(notification.name)) {
+    for (const source = this.#source; ; ) {
+      await this.#until(() => this.#closed || !!source?.stopped || this.#untaken.size > 0);
+      if (this.#closed || !source) return;
+      if (source.stopped) throw source.stopped;
+      for (const [key, notification] of this.#untaken) {
+        this.#untaken.delete(key);
+        if (!source.has(notification.name)) {
+          source.giveBack(notification); // unregistered while it waited here
+          continue;
+        }
         this.#withApplication.add(notification);
-        return notification;
+        try {
+          yield notification;
+          if (this.#withApplication.has(notification)) this.acknowledge(notification);
+        } finally {
+          // Left: to the front, as it was taken; unless something newer came meanwhile.
+          if (this.#withApplication.delete(notification) && !this.#untaken.has(key)) this.#untaken = new Map([[key, notification], ...this.#untaken]);
+          this.#watch();
+        }
+        break; // others may loop, too
       }
-      source?.giveBack(notification); // unregistered while it waited here
     }
-    if (source?.stopped && !this.#closed) throw source.stopped;
-    return null;
   }
 
   /** The source, once it is started. */
@@ -274,11 +277,13 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     const { working, waiting } = this.#handlings.get(name) ?? {};
     this.#handlings.delete(name);
     this.#unsignal(name);
-    for (const latest of [working, waiting]) {
-      for (const notification of latest?.values() ?? []) source.giveBack(notification);
-      latest?.clear();
+    for (const latest of [working, waiting, this.#untaken]) {
+      for (const key of [UNKNOWN + name, KNOWN + name]) {
+        const notification = latest?.get(key);
+        latest?.delete(key);
+        if (notification) source.giveBack(notification);
+      }
     }
-    for (const notification of this.#mailbox.drop(name)) source.giveBack(notification);
   }
 
   #unsignal(name: Name): void {
@@ -298,10 +303,11 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     signal.addEventListener("abort", () => void aborted().catch(() => {}), { once: true, signal: ended });
   }
 
-  #await(happened: () => boolean, timeoutMs: number, otherwise: string): Promise<void> {
+  /** It is looked at whenever something may have changed. */
+  #until(happened: () => boolean, timeoutMs = Infinity, otherwise = ""): Promise<void> {
     return new Promise((fulfil, reject) => {
       const late = (): void => {
-        this.#watchers = this.#watchers.filter((watcher) => watcher !== look);
+        this.#watchers.delete(look);
         reject(
           this.connected
             ? new DOMException(`${otherwise}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
@@ -311,11 +317,12 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       const cancel = timeoutMs < Infinity ? this.#options.clock.after(timeoutMs / 1000, late) : () => {};
       const look = (): void => {
         try {
-          if (!happened()) return void this.#watchers.push(look);
+          if (!happened()) return void this.#watchers.add(look);
           fulfil();
         } catch (error) {
           reject(error);
         }
+        this.#watchers.delete(look);
         cancel();
       };
       look();
@@ -323,7 +330,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   }
 
   #watch(): void {
-    for (const look of this.#watchers.splice(0)) look();
+    for (const look of [...this.#watchers]) look();
   }
 
   #dispatch<K extends keyof ClientEvents>(type: K, detail: ClientEvents[K]): void {
@@ -344,7 +351,6 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     } else if (told.kind === "reported") {
       this.#dispatch("error", { error: new RoskvaError(told.code, told.message) });
     } else if (told.kind === "stopped") {
-      this.#mailbox.close();
       this.#watch();
       this.#dispatch("stopped", { error: told.error });
     } else {
@@ -367,21 +373,21 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   }
 
   #notify(notification: Notification): void {
-    const { name, version } = notification;
+    const { name } = notification;
+    const { onNotify } = this.#options;
     let handling = this.#handlings.get(name);
-    if (!handling && this.#onNotify) this.#handlings.set(name, (handling = handlingOf(this.#onNotify)));
-    if (!handling) return this.#mailbox.put(notification);
-    if (handling.manual) return void this.#handOver(handling, notification);
-    // A later version takes the place of one that waits; an unknown may stand for a later version than the one known, so they wait apart.
-    handling.waiting.set(version === null, notification);
-    if (!handling.busy && handling.handler) void this.#work(handling);
+    if (!handling && onNotify) this.#handlings.set(name, (handling = handlingOf(onNotify)));
+    if (handling?.manual) return void this.#handOver(handling, notification);
+    (handling?.waiting ?? this.#untaken).set(keyOf(notification), notification);
+    if (!handling) this.#watch();
+    else if (!handling.busy && handling.handler) void this.#work(handling);
   }
 
   /** One at a time, in the order in which they came. */
   async #work(handling: Handling): Promise<void> {
     handling.busy = true;
-    for (const [unknown, notification] of handling.waiting) {
-      handling.waiting.delete(unknown);
+    for (const [key, notification] of handling.waiting) {
+      handling.waiting.delete(key);
       await this.#handOver(handling, notification);
     }
     handling.busy = false;
@@ -389,8 +395,8 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   async #handOver(handling: Handling, notification: Notification): Promise<void> {
     const { handler, manual, working } = handling;
-    const { name, version } = notification;
-    working.set(version === null, notification);
+    const { name } = notification;
+    working.set(keyOf(notification), notification);
     try {
       const done = handler?.(notification);
       if (!manual || done) await done;
@@ -405,6 +411,5 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
 /** Whether the handler had it still to deal with. */
 function dealtWith({ working }: Handling, notification: Notification): boolean {
-  const unknown = notification.version === null;
-  return working.get(unknown) === notification && working.delete(unknown);
+  return working.get(keyOf(notification)) === notification && working.delete(keyOf(notification));
 }

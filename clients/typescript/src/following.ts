@@ -45,7 +45,7 @@ export class Following {
   /** Null: the object's registration is not confirmed. */
   toldUntil(nowS: number, name: Name): number | null {
     const { desired } = this.#core;
-    return desired.has(name) && !desired.isUnconfirmed(name) ? this.untilS(nowS) : null;
+    return desired.has(name) && !desired.unconfirmed.has(name) ? this.untilS(nowS) : null;
   }
 
   /** Changes of every confirmed registration are told as they happen. */

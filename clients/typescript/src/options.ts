@@ -55,6 +55,7 @@ export interface ClientEvents {
 export interface Settled extends SessionOptions {
   readonly tabs: boolean;
   readonly stateAlone: StateStore; // if it does not share after all
+  readonly onNotify: Handler | undefined;
 }
 
 /** Checked, and complete. */
@@ -68,15 +69,15 @@ export function settled(url: string | readonly string[], options: ClientOptions)
   const key = `roskva:${application}:${device}`;
   const state = options.state ?? defaultState(tabs ? scopeOf(application, device) : key, tabs);
   const stateAlone = tabs ? (options.state ?? defaultState(key, false)) : state;
-  return { urls, channel, socket, application, device, config, clock, tabs, state, stateAlone };
+  return { urls, channel, socket, application, device, config, clock, tabs, state, stateAlone, onNotify: options.onNotify };
 }
 
 function checkChannel(channel: unknown, socket: unknown): void {
   if ((channel as Partial<Channel> | null)?.listen || channel === "auto" || channel === "long-poll") return;
   if (channel !== "websocket") {
-    throw new InvalidSetting(`${channel} is not a channel: auto, websocket, long-poll or a Channel is expected.`);
+    throw new InvalidSetting(`${channel} is not a channel. Use auto, websocket, long-poll or a Channel.`);
   }
-  if (!socket) throw new InvalidSetting("There is no WebSocket here: give a class of them.");
+  if (!socket) throw new InvalidSetting("There is no WebSocket here: give its class.");
 }
 
 function addresses(url: string | readonly string[]): string[] {
@@ -90,7 +91,7 @@ function addresses(url: string | readonly string[]): string[] {
     } catch {
       // As below.
     }
-    throw new InvalidSetting(`${one} is not the address of a service: http://HOST:PORT is expected.`);
+    throw new InvalidSetting(`${one} is not an address. Use http://HOST:PORT.`);
   });
 }
 

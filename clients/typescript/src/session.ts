@@ -76,7 +76,7 @@ export class Session implements Source {
     this.device = device;
     this.#core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, state: kept, config });
     this.#following = new Following(this.#core);
-    if (this.#core.stateIgnored) this.#report("state-damaged", `The kept state is of no use: ${this.#core.stateIgnored}.`);
+    if (this.#core.stateIgnored) this.#report("state-damaged", `The state is of no use: ${this.#core.stateIgnored}.`);
     this.#perform(this.#core.start(this.#now()));
     this.#unlisten = onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
     this.#running = this.#stayConnected();
@@ -120,7 +120,7 @@ export class Session implements Source {
   }
 
   names(): Iterable<Name> {
-    return this.#core.desired.names();
+    return this.#core.desired.keys();
   }
 
   register(name: Name, version: bigint | null, epoch: number): void {

@@ -93,7 +93,7 @@ const CALLS: { readonly [call: string]: (core: ClientCore, ...given: never[]) =>
   confirmed: (core, nowS: number) => core.confirmed(nowS),
   alive: (core, nowS: number) => core.alive(nowS),
   stopped: ({ stopped }) => (stopped === null ? null : { code: stopped.code, message: stopped.message }),
-  desired: (core) => [[...core.desired.names()], { ...core.desired.summary() }],
+  desired: (core) => [[...core.desired.keys()], { ...core.desired.digest.summary() }],
   register: (core, nowS: number, name: string, version: string | null, epoch: number) =>
     core.register(nowS, nameFromText(name), version === null ? null : BigInt(version), epoch).map(told),
   unregister: (core, nowS: number, name: string, forget: boolean) => core.unregister(nowS, nameFromText(name), forget).map(told),

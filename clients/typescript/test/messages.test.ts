@@ -133,7 +133,7 @@ test("fields go out in the documented order, and defaults are left out", () => {
   const sent = bench.core.connected(bench.nowS).flatMap((action) => (action.kind === "send" ? [encode(action.message)] : []));
   assert.equal(
     only(sent),
-    `{"token":"token-1","summary":${JSON.stringify(bench.core.desired.summary())},"register":[{"op":4,"object":"c"}],` +
+    `{"token":"token-1","summary":${JSON.stringify(bench.core.desired.digest.summary())},"register":[{"op":4,"object":"c"}],` +
       '"unregister":[{"op":3,"object":"b"}],"acks":[{"object":"a","seqno":"1","version":"7"}]}',
   );
 });

@@ -9,12 +9,13 @@ import { sha256 } from "../src/core/sha256.ts";
 import { bucketOf, bucketSummaries, hashOf, SetDigest } from "../src/core/summaries.ts";
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString("hex");
+const hexOfWords = (words: number[]): string => words.map((word) => (word >>> 0).toString(16).padStart(8, "0")).join("");
 const digestOf = (...names: string[]): string => new SetDigest(names.map(nameFromText)).summary().digest;
 
 test("SHA-256 is SHA-256, whatever the length", () => {
   for (let length = 0; length <= 300; length++) {
     const bytes = randomBytes(length);
-    assert.equal(hex(sha256(bytes)), createHash("sha256").update(bytes).digest("hex"), hex(bytes));
+    assert.equal(hexOfWords(sha256(bytes)), createHash("sha256").update(bytes).digest("hex"), hex(bytes));
   }
 });
 

@@ -126,11 +126,11 @@ export class ClientCore {
       this.#forgetPatienceS = nowS + FORGET_SETTLES_S;
       this.#restatingUntilS = null;
       this.#operations.clear(); // the sync states that there is nothing; its number is above theirs
-      for (const name of [...this.desired.names()]) {
+      for (const name of [...this.desired.keys()]) {
         this.#handover.unregistered(name, true);
-        this.desired.remove(name);
+        this.desired.drop(name);
       }
-      this.desired.confirmAll(); // nobody waits to hear of it any more
+      this.desired.unconfirmed.clear(); // nobody waits to hear of it any more
     }
     return this.#flush(nowS);
   }
@@ -218,7 +218,7 @@ export class ClientCore {
     const held = version === null ? null : { version, epoch };
     if (version !== null) checkVersion(version, epoch);
     if (this.stopped || this.#forgets) return [];
-    const isNew = this.desired.add(name, held);
+    const isNew = this.desired.wish(name, held);
     this.#handover.registered(name, held, !isNew);
     return this.#wished(nowS, name, true, isNew);
   }
@@ -227,14 +227,14 @@ export class ClientCore {
   unregister(nowS: number, name: Name, forget = false): Action[] {
     if (this.stopped) return [];
     this.#handover.unregistered(name, forget);
-    return this.#wished(nowS, name, false, this.desired.remove(name));
+    return this.#wished(nowS, name, false, this.desired.drop(name));
   }
 
   #wished(nowS: number, name: Name, registered: boolean, isNew: boolean): Action[] {
     if (isNew) {
       this.#operations.add(name, registered);
       if (this.#restatingUntilS !== null) this.#restatingUntilS = Math.min(nowS + this.config.retry_min_s, this.#restatingEndS);
-    } else if (!this.desired.isUnconfirmed(name)) {
+    } else if (!this.desired.unconfirmed.has(name)) {
       return [{ kind: "statusChanged", name, registered }];
     }
     return this.#flush(nowS);
@@ -249,7 +249,7 @@ export class ClientCore {
     for (const notification of notifications) {
       const acks = this.#handover.acknowledged(notification);
       // Else void: the server drops what it owes together with the registration.
-      if (this.desired.has(notification.name)) this.#outbox.acknowledge(acks);
+      if (this.desired.has(notification.name)) this.#outbox.acks.push(...acks);
     }
     return this.#flush(nowS);
   }
@@ -380,11 +380,11 @@ export class ClientCore {
     if (!registered && status.state !== messages.UNREGISTERED) return; // of a later protocol
     if (registered === this.desired.has(name)) {
       this.#operations.settle(name);
-      if (this.desired.confirm(name)) this.#changed(name, registered);
-    } else if (!registered && !this.#operations.has(name) && !this.desired.isUnconfirmed(name)) {
+      if (this.desired.unconfirmed.delete(name)) this.#changed(name, registered);
+    } else if (!registered && !this.#operations.has(name) && !this.desired.unconfirmed.has(name)) {
       // Else a late answer to an earlier wish. The server dropped it, or this is a late repeat. The summaries tell which; until then it
       // counts as absent.
-      this.desired.doubt(name);
+      this.desired.unconfirmed.add(name);
       this.#changed(name, false);
     }
   }
@@ -397,8 +397,8 @@ export class ClientCore {
     } else {
       this.#operations.settle(name);
       // Else the summaries would differ for ever.
-      if (this.desired.remove(name)) this.#handover.unregistered(name, false);
-      this.desired.confirm(name);
+      if (this.desired.drop(name)) this.#handover.unregistered(name, false);
+      this.desired.unconfirmed.delete(name);
     }
     this.#do({ kind: "registrationFailed", name, transient, code, message });
   }
@@ -426,7 +426,7 @@ export class ClientCore {
     };
     const verdict = this.#handover.delivered(notification);
     if (verdict === "hand over") this.#do({ kind: "notify", notification });
-    if (verdict === "acknowledge again") this.#outbox.acknowledge([ackOf(notification)]);
+    if (verdict === "acknowledge again") this.#outbox.acks.push(ackOf(notification));
   }
 
   /** Answers what is to be done, with everything that may be sent now. In a quiet period: acknowledgements and heartbeats only. */
@@ -457,7 +457,8 @@ export class ClientCore {
       if (!this.#differs()) {
         // Nothing is in flight: the server has every wish, whether or not it said so one by one.
         this.#syncing.agreed();
-        for (const name of this.desired.confirmAll()) this.#changed(name, this.desired.has(name));
+        for (const name of this.desired.unconfirmed) this.#changed(name, this.desired.has(name));
+        this.desired.unconfirmed.clear();
       } else if (!quiet && nowS >= this.#syncing.notBeforeS) {
         this.#do(this.#outbox.sync(nowS, this.config, this.#syncing));
       }
@@ -477,13 +478,13 @@ export class ClientCore {
   }
 
   #differs(): boolean {
-    return !!this.#serverSummary && !this.desired.matches(this.#serverSummary);
+    return !!this.#serverSummary && !this.desired.digest.matches(this.#serverSummary);
   }
 
   #init(nowS: number): void {
     const init = this.#handshake.init(nowS, this.config, this.#random());
     const info = this.#library ? { info: { library: this.#library } } : null;
-    this.#do({ kind: "send", message: { summary: this.desired.summary(), init, ...info } });
+    this.#do({ kind: "send", message: { summary: this.desired.digest.summary(), init, ...info } });
   }
 }
 

@@ -4,7 +4,6 @@
  * The client, not the server, is the keeper of registrations: this set is what every loss is repaired from.
  */
 
-import { type Summary, type SyncObject } from "./messages.ts";
 import { type Name } from "./model.ts";
 import { SetDigest } from "./summaries.ts";
 
@@ -19,86 +18,42 @@ export function stated({ version, epoch }: { version: bigint | null; epoch: numb
   return { ...(version === null ? null : { version: String(version) }), ...(epoch ? { epoch } : null) };
 }
 
-/** Names with the version held, their summary kept up to date with each change, and the wishes not yet confirmed. */
-export class Desired {
-  readonly #names = new Map<Name, Held | null>();
-  readonly #digest = new SetDigest();
-  #unconfirmed = new Set<Name>();
-
-  get size(): number {
-    return this.#names.size;
-  }
-
-  has(name: Name): boolean {
-    return this.#names.has(name);
-  }
-
-  names(): IterableIterator<Name> {
-    return this.#names.keys();
-  }
-
-  /** What a message says of the version held. */
-  stated(name: Name): ReturnType<typeof stated> {
-    const held = this.#names.get(name);
-    return held ? stated(held) : {};
-  }
+/** Names with the version held; `wish` and `drop` keep the rest up to date with each change. */
+export class Desired extends Map<Name, Held | null> {
+  readonly digest = new SetDigest();
+  /** Of which the application still waits to hear that its wish took effect, the longest waiting first. */
+  readonly unconfirmed = new Set<Name>();
 
   /**
    * Whether this changed the set. Only what the application states is kept as held: to state a version is to acknowledge it, so the
    * library must not make one up from what it happened to see in memory.
    */
-  add(name: Name, held: Held | null): boolean {
-    const isNew = !this.#names.has(name);
+  wish(name: Name, held: Held | null): boolean {
+    const isNew = !this.has(name);
     if (isNew) {
-      this.#digest.add(name);
-      this.#unconfirmed.add(name);
+      this.digest.add(name);
+      this.unconfirmed.add(name);
     }
-    if (isNew || held !== null) this.#names.set(name, held);
+    if (isNew || held) this.set(name, held);
     return isNew;
   }
 
   /** Whether this changed the set. */
-  remove(name: Name): boolean {
-    if (!this.#names.delete(name)) return false;
-    this.#digest.remove(name);
-    this.#unconfirmed.add(name);
+  drop(name: Name): boolean {
+    if (!this.delete(name)) return false;
+    this.digest.remove(name);
+    this.unconfirmed.add(name);
     return true;
   }
 
-  summary(): Summary {
-    return this.#digest.summary();
-  }
-
-  matches(summary: Summary): boolean {
-    return this.#digest.matches(summary);
-  }
-
-  /** Does the application still wait to hear that this wish took effect? */
-  isUnconfirmed(name: Name): boolean {
-    return this.#unconfirmed.has(name);
-  }
-
-  doubt(name: Name): void {
-    this.#unconfirmed.add(name);
-  }
-
   doubtAll(): void {
-    this.#unconfirmed = new Set(this.#names.keys());
+    this.unconfirmed.clear();
+    for (const name of this.keys()) this.unconfirmed.add(name);
   }
 
-  /** Whether it was still to be confirmed. */
-  confirm(name: Name): boolean {
-    return this.#unconfirmed.delete(name);
-  }
-
-  /** All that were still to be confirmed, the longest waiting first. */
-  confirmAll(): Name[] {
-    const confirmed = [...this.#unconfirmed];
-    this.#unconfirmed.clear();
-    return confirmed;
-  }
-
-  syncObject(name: Name): SyncObject {
-    return { object: name, ...this.stated(name) };
+  /** What a message says of the version held. */
+  stated(name: Name): ReturnType<typeof stated> {
+    const held = this.get(name);
+    return held ? stated(held) : {};
   }
 }

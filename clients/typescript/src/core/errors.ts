@@ -27,14 +27,14 @@ export class InvalidName extends RoskvaError {
   constructor(name: unknown, reason: string) {
     super(
       "invalid-name",
-      `The name ${shown(name)} cannot be used: ${reason}. Use 1 to 128 bytes of UTF-8 text, or base64: followed by base64url.`,
+      `${shown(name)} is not a name: ${reason}. Use 1 to 128 bytes of text, or base64:...`,
     );
   }
 }
 
 export class InvalidVersion extends RoskvaError {
   constructor(version: unknown) {
-    super("invalid-version", `${shown(version)} is not a version. Use a bigint from 0 to 2^63-1.`);
+    super("invalid-version", `${shown(version)} is not a version. Use 0n to 2n ** 63n - 1n.`);
   }
 }
 
@@ -42,20 +42,20 @@ export class InvalidApplication extends RoskvaError {
   constructor(application: unknown) {
     super(
       "invalid-application",
-      `${shown(application)} is not an application's name. Use 1 to 64 of a-z, 0-9 and ._-, a letter or digit first.`,
+      `${shown(application)} is not an application. Use 1 to 64 of a-z, 0-9 and ._-, a letter or digit first.`,
     );
   }
 }
 
 export class InvalidDevice extends RoskvaError {
   constructor(device: unknown) {
-    super("invalid-device", `${shown(device)} cannot name a device. Use 1 to 128 bytes of UTF-8 text, unique per installation.`);
+    super("invalid-device", `${shown(device)} is not a device. Use 1 to 128 bytes of text, unique per installation.`);
   }
 }
 
 export class MalformedMessage extends RoskvaError {
   constructor(what: string) {
-    super("malformed-message", `${what} See docs/protocol.md.`);
+    super("malformed-message", what);
   }
 }
 

@@ -157,12 +157,12 @@ export type Read<T> = (value: unknown, at: string) => T;
 
 const is = <T>(wanted: string, fits: (value: T) => boolean): Read<T> => (value, at) => {
   if (fits(value as T)) return value as T;
-  throw new MalformedMessage(`The message is not of the documented form: ${wanted} is expected at ${at || "the message"}.`);
+  throw new MalformedMessage(`${wanted} is expected at ${at || "the message"}.`);
 };
 // Characters are Unicode's: a string of JavaScript may have two units for one of them.
 const text = (max: number): Read<string> =>
-  is("a text, not too long,", (value) => typeof value === "string" && (value.length <= max || [...value].length <= max));
-const digits = (pattern: RegExp): Read<string> => is("a text of digits", (value) => typeof value === "string" && pattern.test(value));
+  is("a short text", (value) => typeof value === "string" && (value.length <= max || [...value].length <= max));
+const digits = (pattern: RegExp): Read<string> => is("digits", (value) => typeof value === "string" && pattern.test(value));
 const whole = (min: number, max: number): Read<number> =>
   is("a whole number in range", (value) => Number.isInteger(value) && value >= min && value <= max);
 const truth: Read<boolean> = is("true or false", (value) => typeof value === "boolean");
@@ -242,7 +242,7 @@ export function decodeServer(data: string): ServerMessage {
   try {
     value = JSON.parse(data);
   } catch (error) {
-    throw new MalformedMessage(`The message is not JSON: ${(error as Error).message.slice(0, 200)}.`);
+    throw new MalformedMessage(`not JSON: ${(error as Error).message.slice(0, 200)}`);
   }
   return readServerMessage(value, "");
 }

@@ -39,7 +39,7 @@ const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 export function nameFromBytes(bytes: Uint8Array): Name {
   if (bytes.length < 1 || bytes.length > NAME_BYTES_MAX) {
-    throw new InvalidName(toBase64(bytes.slice(0, NAME_BYTES_MAX)), `it has ${bytes.length} bytes`);
+    throw new InvalidName(toBase64(bytes.slice(0, NAME_BYTES_MAX)), `${bytes.length} bytes`);
   }
   let text = "";
   try {
@@ -58,7 +58,7 @@ export function nameFromText(text: string): Name {
 
 export function bytesOf(text: string): Uint8Array {
   if (text.startsWith(BASE64_MARK)) return fromBase64(text);
-  if (HALF_A_PAIR.test(text)) throw new InvalidName(text, "it holds half of a surrogate pair");
+  if (HALF_A_PAIR.test(text)) throw new InvalidName(text, "half of a surrogate pair");
   return encoder.encode(text);
 }
 
@@ -68,7 +68,7 @@ function toBase64(bytes: Uint8Array): string {
 
 function fromBase64(text: string): Uint8Array {
   const digits = text.slice(BASE64_MARK.length);
-  if (!/^[\w-]*$/.test(digits) || digits.length % 4 === 1) throw new InvalidName(text, "what follows base64: is not base64url");
+  if (!/^[\w-]*$/.test(digits) || digits.length % 4 === 1) throw new InvalidName(text, "not base64url");
   return Uint8Array.from(atob(digits.replace(/-/g, "+").replace(/_/g, "/")), (character) => character.charCodeAt(0));
 }
 

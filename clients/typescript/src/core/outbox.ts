@@ -22,7 +22,7 @@ export class Outbox {
   readonly #operations: Operations;
   readonly #random: () => number;
   #token = "";
-  #acks: Ack[] = [];
+  acks: Ack[] = []; // that wait to be sent
   #nextOp = 1;
 
   constructor(desired: Desired, operations: Operations, random: () => number) {
@@ -34,37 +34,33 @@ export class Outbox {
   /** A new session: its operations are numbered from 1. Acknowledgements of the old one are not its to make. */
   begin(token: string): void {
     this.#token = token;
-    this.#acks = [];
+    this.acks = [];
     this.mustSpeak = true;
     this.#nextOp = 1;
-  }
-
-  acknowledge(acks: readonly Ack[]): void {
-    this.#acks.push(...acks);
   }
 
   /** One message of what waits: acknowledgements first, then operations that are due. */
   batch(nowS: number, config: Config, acksOnly: boolean): Send | null {
     const limit = objectsPerMessage(config);
-    const acks = this.#acks.slice(0, limit);
-    this.#acks = this.#acks.slice(limit);
+    const acks = this.acks.slice(0, limit);
+    this.acks = this.acks.slice(limit);
     const register: Register[] = [];
     const unregister: Unregister[] = [];
     for (const operation of acksOnly ? [] : this.#operations.take(nowS, config, limit - acks.length, this.#random())) {
-      const numbered = { op: this.#takeOps(1), object: operation.name };
+      const numbered = { op: this.#nextOp++, object: operation.name };
       if (operation.register) register.push({ ...numbered, ...this.#desired.stated(operation.name) });
       else unregister.push(numbered);
     }
-    if (acks.length + register.length + unregister.length === 0) return null;
-    return this.message(nowS, config, {
-      ...(register.length > 0 ? { register } : {}),
-      ...(unregister.length > 0 ? { unregister } : {}),
-      ...(acks.length > 0 ? { acks } : {}),
-    });
+    const content = {
+      ...(register.length && { register }),
+      ...(unregister.length && { unregister }),
+      ...(acks.length && { acks }),
+    };
+    return Object.keys(content).length ? this.message(nowS, config, content) : null;
   }
 
   sync(nowS: number, config: Config, syncing: Syncing): Send {
-    const sync = statement(this.#desired, this.#takeOps(1), objectsPerMessage(config));
+    const sync = statement(this.#desired, this.#nextOp++, objectsPerMessage(config));
     const pause = pauseS(config, syncing.attempts, this.#random());
     syncing.sent(nowS, sync.op, pause, "summaries" in sync);
     return this.message(nowS, config, { sync });
@@ -72,7 +68,7 @@ export class Outbox {
 
   syncBuckets(nowS: number, config: Config, buckets: readonly number[]): Send[] {
     const statements = bucketStatements(this.#desired, buckets, this.#nextOp, objectsPerMessage(config));
-    this.#takeOps(statements.length);
+    this.#nextOp += statements.length;
     return statements.map((sync) => this.message(nowS, config, { sync }));
   }
 
@@ -80,17 +76,11 @@ export class Outbox {
   message(nowS: number, config: Config, content: Content = {}): Send {
     this.mustSpeak = false;
     this.setHeartbeat(nowS, config);
-    return { kind: "send", message: { token: this.#token, summary: this.#desired.summary(), ...content } };
+    return { kind: "send", message: { token: this.#token, summary: this.#desired.digest.summary(), ...content } };
   }
 
   setHeartbeat(nowS: number, config: Config): void {
     const smear = config.heartbeat_smear * (2 * this.#random() - 1);
     this.heartbeatDueS = nowS + config.heartbeat_s * (1 + smear);
-  }
-
-  #takeOps(count: number): number {
-    const first = this.#nextOp;
-    this.#nextOp += count;
-    return first;
   }
 }

@@ -3,49 +3,33 @@
  */
 
 const PRIMES: number[] = [];
-for (let n = 2; PRIMES.length < 64; n++) if (PRIMES.every((prime) => n % prime !== 0)) PRIMES.push(n);
+for (let n = 2; PRIMES.length < 64; n++) if (PRIMES.every((prime) => n % prime)) PRIMES.push(n);
 
-/** The first 32 bits of the fraction of a root: the standard's constants come from the first primes. */
-const fraction = (root: number): number => ((root % 1) * 2 ** 32) | 0;
-const K = Int32Array.from(PRIMES, (prime) => fraction(Math.cbrt(prime)));
-const START = Int32Array.from(PRIMES.slice(0, 8), (prime) => fraction(Math.sqrt(prime)));
+/** The first 32 bits of the fractions of roots: the standard's constants come from the first primes. */
+const fractions = (root: (prime: number) => number): number[] => PRIMES.map((prime) => ((root(prime) % 1) * 2 ** 32) | 0);
+const K = fractions(Math.cbrt);
+const START = fractions(Math.sqrt).slice(0, 8);
 
 const rotate = (x: number, n: number): number => (x >>> n) | (x << (32 - n));
+const mixed = (x: number, i: number, j: number, third: number): number => rotate(x, i) ^ rotate(x, j) ^ third;
 
-export function sha256(bytes: Uint8Array): Uint8Array {
-  const padded = new DataView(new ArrayBuffer(((bytes.length + 72) >> 6) << 6));
-  bytes.forEach((byte, place) => padded.setUint8(place, byte));
-  padded.setUint8(bytes.length, 0x80);
-  padded.setUint32(padded.byteLength - 4, bytes.length * 8); // names are short: the upper half of the length stays 0
-  const h = Int32Array.from(START);
-  for (let block = 0; block < padded.byteLength; block += 64) mix(h, schedule(padded, block));
-  const digest = new DataView(new ArrayBuffer(32));
-  h.forEach((word, place) => digest.setInt32(4 * place, word));
-  return new Uint8Array(digest.buffer);
-}
-
-/** The 64 words that a block of 16 is spread to. */
-function schedule(padded: DataView, block: number): Int32Array {
-  const w = new Int32Array(64);
-  for (let i = 0; i < 16; i++) w[i] = padded.getInt32(block + 4 * i);
-  for (let i = 16; i < 64; i++) {
-    const [early, late] = [w[i - 15] as number, w[i - 2] as number];
-    const s0 = rotate(early, 7) ^ rotate(early, 18) ^ (early >>> 3);
-    const s1 = rotate(late, 17) ^ rotate(late, 19) ^ (late >>> 10);
-    w[i] = (w[i - 16] as number) + s0 + (w[i - 7] as number) + s1;
+/** As eight words. */
+export function sha256(bytes: Uint8Array): number[] {
+  const words = new Int32Array(((bytes.length + 72) >> 6) << 4);
+  [...bytes, 0x80].forEach((byte, place) => (words[place >> 2]! |= byte << (24 - 8 * (place % 4))));
+  words[words.length - 1] = bytes.length * 8; // names are short: the upper half of the length stays 0
+  let hash = START;
+  for (let block = 0; block < words.length; block += 16) {
+    const w = [...words.subarray(block, block + 16)];
+    let [a, b, c, d, e, f, g, h] = hash as [number, number, number, number, number, number, number, number];
+    for (let i = 0; i < 64; i++) {
+      const early = w[i - 15]!;
+      const late = w[i - 2]!;
+      if (i > 15) w[i] = (mixed(early, 7, 18, early >>> 3) + mixed(late, 17, 19, late >>> 10) + w[i - 16]! + w[i - 7]!) | 0;
+      const t = h + mixed(e, 6, 11, rotate(e, 25)) + ((e & f) ^ (~e & g)) + K[i]! + w[i]!;
+      [h, g, f, e, d, c, b, a] = [g, f, e, (d + t) | 0, c, b, a, (t + mixed(a, 2, 13, rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))) | 0];
+    }
+    hash = [a, b, c, d, e, f, g, h].map((word, place) => (word + hash[place]!) | 0);
   }
-  return w;
-}
-
-/** One block of 64 rounds, added to the state. */
-function mix(state: Int32Array, w: Int32Array): void {
-  let [a, b, c, d, e, f, g, h] = state as unknown as [number, number, number, number, number, number, number, number];
-  for (let i = 0; i < 64; i++) {
-    const s1 = rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25);
-    const t1 = (h + s1 + ((e & f) ^ (~e & g)) + (K[i] as number) + (w[i] as number)) | 0;
-    const s0 = rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22);
-    const t2 = (s0 + ((a & b) ^ (a & c) ^ (b & c))) | 0;
-    [h, g, f, e, d, c, b, a] = [g, f, e, (d + t1) | 0, c, b, a, (t1 + t2) | 0];
-  }
-  [a, b, c, d, e, f, g, h].forEach((word, place) => (state[place] = (state[place] as number) + word));
+  return hash;
 }

@@ -12,7 +12,7 @@ import { sha256 } from "./sha256.ts";
 const BITS = 128;
 
 export function hashOf(name: Name): bigint {
-  return sha256(bytesOf(name)).slice(0, BITS / 8).reduce((sum, byte) => (sum << 8n) | BigInt(byte), 0n);
+  return sha256(bytesOf(name)).slice(0, BITS / 32).reduce((sum, word) => (sum << 32n) | BigInt(word >>> 0), 0n);
 }
 
 export function bucketOf(name: Name): number {

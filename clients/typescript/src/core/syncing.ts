@@ -55,9 +55,11 @@ export class Syncing {
 
 /** All registrations if they are few, else the summaries of their buckets. */
 export function statement(desired: Desired, op: number, objectsMax: number): Sync {
-  if (desired.size > Math.min(FULL_SYNC_MAX, objectsMax)) return { op, summaries: bucketSummaries(desired.names()) };
-  return { op, objects: [...desired.names()].map((name) => desired.syncObject(name)) };
+  if (desired.size > Math.min(FULL_SYNC_MAX, objectsMax)) return { op, summaries: bucketSummaries(desired.keys()) };
+  return { op, objects: [...desired.keys()].map(stating(desired)) };
 }
+
+const stating = (desired: Desired) => (object: Name): SyncObject => ({ object, ...desired.stated(object) });
 
 /**
  * What the named buckets hold, whole buckets together up to `objectsMax` objects a message.
@@ -67,14 +69,14 @@ export function statement(desired: Desired, op: number, objectsMax: number): Syn
 export function bucketStatements(desired: Desired, buckets: readonly number[], firstOp: number, objectsMax: number): Sync[] {
   const members = new Map<number, Name[]>(); // an empty one is an answer too: the server has something there that we do not wish for
   for (const bucket of [...buckets].sort((one, other) => one - other)) members.set(bucket, []);
-  for (const name of desired.names()) members.get(bucketOf(name))?.push(name);
+  for (const name of desired.keys()) members.get(bucketOf(name))?.push(name);
   const statements: { op: number; objects: SyncObject[]; buckets: number[] }[] = [];
   for (const [bucket, names] of members) {
     let last = statements.at(-1);
     if (!last || last.objects.length + names.length > objectsMax) {
       statements.push((last = { op: firstOp + statements.length, objects: [], buckets: [] }));
     }
-    for (const name of names) last.objects.push(desired.syncObject(name));
+    last.objects.push(...names.map(stating(desired)));
     last.buckets.push(bucket);
   }
   return statements;
