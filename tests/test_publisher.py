@@ -19,6 +19,8 @@ from roskva.errors import (
     InvalidName,
     InvalidSetting,
     InvalidVersion,
+    PublishKeyRefused,
+    RateLimited,
     RoskvaError,
     ServiceUnreachable,
     TooManyOperations,
@@ -216,3 +218,61 @@ def test_blocking_errors(elsewhere: FakeGateway) -> None:
         nobody.publish("a", 1)
     with pytest.raises(InvalidVersion):
         publisher.publish("a", -1)
+
+
+async def test_a_key_goes_with_every_request_and_without_one_nothing_does(gateway: FakeGateway) -> None:
+    async with publisher_of(gateway, key="rk_secret") as publisher:
+        await publisher.publish("a", 1)
+    async with publisher_of(gateway) as publisher:
+        await publisher.publish("a", 2)
+    assert [headers.get("Authorization") for headers in gateway.publish_headers] == ["Bearer rk_secret", None]
+
+
+async def test_a_key_that_is_refused_is_raised_at_once(gateway: FakeGateway) -> None:
+    gateway.answers = [(401, error("publish-key-refused"))]
+    async with publisher_of(gateway, key="rk_wrong") as publisher:
+        with pytest.raises(PublishKeyRefused) as refused:
+            await publisher.publish("a", 1)
+    assert len(gateway.publishes) == 1
+    assert "rk_wrong" not in str(refused.value)
+
+
+@pytest.mark.parametrize("by_header", [False, True])
+async def test_who_comes_too_fast_comes_again_when_told(gateway: FakeGateway, by_header: bool) -> None:
+    gateway.retry_after = "1" if by_header else ""
+    gateway.answers = [(429, error("rate-limited", transient=True, retry_after_s=0.0 if by_header else 1.0))]
+    began = time.monotonic()
+    async with publisher_of(gateway, retry_for_s=10.0) as publisher:
+        await publisher.publish("a", 1)
+    assert time.monotonic() - began >= 1.0
+    assert len(gateway.publishes) == 2
+
+
+async def test_but_not_beyond_its_patience(gateway: FakeGateway) -> None:
+    gateway.answers = [(429, error("rate-limited", transient=True, retry_after_s=60.0))]
+    async with publisher_of(gateway, retry_for_s=2.0) as publisher:
+        with pytest.raises(RateLimited):
+            await publisher.publish("a", 1)
+
+
+@pytest.mark.parametrize("key", ["", "two words", "a\r\nX-Header: b", "schlüssel"])
+@pytest.mark.parametrize("kind", [Publisher, BlockingPublisher])
+async def test_what_cannot_be_a_key_is_not_shown(kind: Any, key: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        kind("http://127.0.0.1:1", application="demo", key=key)
+    assert not key or key not in str(refused.value)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [(None, 0.0), ("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("-1", 0.0), ("²", 0.0)])
+def test_what_a_proxy_says_of_later(header: str | None, seconds: float) -> None:
+    (outcome,) = module.outcomes_of(503, b"<html>", 1, header)
+    assert (outcome.again, outcome.retry_after_s) == (True, seconds)
+
+
+def test_blocking_with_a_key(elsewhere: FakeGateway) -> None:
+    elsewhere.answers = [(429, error("rate-limited", transient=True, retry_after_s=0.3)), (401, error("publish-key-refused"))]
+    began = time.monotonic()
+    with BlockingPublisher(elsewhere.url, application="demo", key="rk_secret") as publisher, pytest.raises(PublishKeyRefused):
+        publisher.publish("a", 1)
+    assert time.monotonic() - began >= 0.3
+    assert [headers.get("Authorization") for headers in elsewhere.publish_headers] == ["Bearer rk_secret"] * 2

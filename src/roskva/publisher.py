@@ -81,24 +81,39 @@ def encode_request(application: str, updates: Sequence[WireUpdate]) -> bytes:
     return msgspec.json.encode({"application": application, "updates": updates})
 
 
-def outcomes_of(status: int, body: bytes, count: int) -> list[Outcome]:
-    """What an answer means for each update of its request."""
+def headers_of(key: str | None) -> dict[str, str]:
+    """Of every request. The key is never shown: an error may end up in a log."""
+    headers = {"Content-Type": "application/json"}
+    if key is not None:
+        if not key or not all("!" <= character <= "~" for character in key):
+            raise InvalidSetting("A publish key is a text of printable ASCII characters, without spaces: `roskva app key add` makes one.")
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def outcomes_of(status: int, body: bytes, count: int, retry_after: str | None = None) -> list[Outcome]:
+    """What an answer means for each update of its request. `retry_after` is the answer's header: a proxy's word, too."""
     try:
         answer = msgspec.json.decode(body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         answer = _Answer()
     if answer.results is not None and len(answer.results) == count:  # with any status: if none was accepted it is not 200
         return [DURABLE if result.error is None and result.ok else _refused(result.error, 200) for result in answer.results]
-    return [_refused(answer.error, status)] * count
+    return [_refused(answer.error, status, _seconds(retry_after))] * count
 
 
-def _refused(report: _Report | None, status: int) -> Outcome:
+def _seconds(retry_after: str | None) -> float:
+    """The header may be a date instead: then the own pauses must do."""
+    return float(retry_after) if retry_after is not None and retry_after.isascii() and retry_after.isdigit() else 0.0
+
+
+def _refused(report: _Report | None, status: int, retry_after_s: float = 0.0) -> Outcome:
     if report is None:  # not from the service itself: a proxy, or an answer that was cut off
         again = status in (200, 408, 425, 429) or status >= 500
         kind = ServiceUnreachable(f"The service's address answered {status}, which is not its own answer.")
-        return Outcome(kind, again)
+        return Outcome(kind, again, retry_after_s)
     error = from_report(report.code, report.message, report.transient)
-    return Outcome(error, report.transient or status in (429, 502, 503, 504), report.retry_after_s)
+    return Outcome(error, report.transient or status in (429, 502, 503, 504), max(report.retry_after_s, retry_after_s))
 
 
 def pause_s(attempt: int, retry_after_s: float, dice: float) -> float:
@@ -134,15 +149,26 @@ class Publisher:
     [None, None]
 
     What fails in a way that may pass is tried again for `retry_for_s` seconds. At most `waiting_max` updates wait at a time:
-    beyond that `publish` waits for room. `source` names the device that made the change: it is not told of it.
+    beyond that `publish` waits for room. `source` names the device that made the change: it is not told of it. `key` is a publish key of
+    the application, if it has any: one that is refused (PublishKeyRefused) is not tried again.
     """
 
-    def __init__(self, url: str, *, application: str, retry_for_s: float = 30.0, requests_max: int = 4, waiting_max: int = 10_000) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        application: str,
+        key: str | None = None,
+        retry_for_s: float = 30.0,
+        requests_max: int = 4,
+        waiting_max: int = 10_000,
+    ) -> None:
         _address(url)
         self._url = url.rstrip("/") + "/v1/publish"
         self._application = check_application(application)
         self._retry_for_s = retry_for_s
         self._requests_max = max(1, requests_max)
+        self._headers = headers_of(key)
         self._room = asyncio.Semaphore(max(1, waiting_max))
         self._waiting: deque[_Waiting] = deque()
         self._requests: set[asyncio.Task[None]] = set()
@@ -238,9 +264,9 @@ class Publisher:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S))
         try:
-            headers = {"Content-Type": "application/json"}
-            async with self._session.post(self._url, data=encode_request(self._application, updates), headers=headers) as answer:
-                return outcomes_of(answer.status, await answer.read(), len(updates))
+            body = encode_request(self._application, updates)
+            async with self._session.post(self._url, data=body, headers=self._headers) as answer:
+                return outcomes_of(answer.status, await answer.read(), len(updates), answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             what = f"{self._url} cannot be reached: {str(error) or type(error).__name__}."
             return [Outcome(ServiceUnreachable(what), again=True)] * len(updates)
@@ -257,11 +283,12 @@ class BlockingPublisher:
     [None]
     """
 
-    def __init__(self, url: str, *, application: str, retry_for_s: float = 30.0, idle_max: int = 8) -> None:
+    def __init__(self, url: str, *, application: str, key: str | None = None, retry_for_s: float = 30.0, idle_max: int = 8) -> None:
         self._address = _address(url)
         self._path = self._address.path.rstrip("/") + "/v1/publish"
         self._application = check_application(application)
         self._retry_for_s = retry_for_s
+        self._headers = headers_of(key)
         self._idle_max = idle_max
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
@@ -338,9 +365,9 @@ class BlockingPublisher:
     def _exchange(self, connection: http.client.HTTPConnection, body: bytes, count: int) -> list[Outcome]:
         keep = False
         try:
-            connection.request("POST", self._path, body, {"Content-Type": "application/json"})
+            connection.request("POST", self._path, body, self._headers)
             answer = connection.getresponse()
-            outcomes = outcomes_of(answer.status, answer.read(), count)
+            outcomes = outcomes_of(answer.status, answer.read(), count, answer.getheader("Retry-After"))
             keep = not answer.will_close
         finally:
             with self._lock:
