@@ -21,7 +21,7 @@
  * Pure: no clock, no dice, no waiting.
  */
 
-import { type Notification } from "./core/actions.ts";
+import type { Notification } from "./core/actions.ts";
 
 const NEVER = -Infinity;
 const DOUBLINGS_MAX = 32;

@@ -2,10 +2,10 @@
  * What a LiveCache is given: its client, what `fetch` is asked and answers, and the options. Types only.
  */
 
-import { type Clock } from "./clock.ts";
-import { type Pauses } from "./freshness.ts";
-import { type Registrations } from "./registrations.ts";
-import { type CacheStore, type Codec } from "./stores/cache.ts";
+import type { Clock } from "./clock.ts";
+import type { Pauses } from "./freshness.ts";
+import type { Registrations } from "./registrations.ts";
+import type { CacheStore, Codec } from "./stores/cache.ts";
 
 /** A client, and if it has them its clock, and events that say that something about its connection changed. */
 export type CacheClient = Registrations & {

@@ -3,7 +3,7 @@
  */
 
 import { checkVersion, type Name } from "./core/model.ts";
-import { type Attempt, type Entry } from "./freshness.ts";
+import type { Attempt, Entry } from "./freshness.ts";
 
 /** A fetch under way. It belongs to the cache: who waits for it may give up, and it goes on. */
 export interface Flight<V> {

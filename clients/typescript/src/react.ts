@@ -3,7 +3,7 @@
  */
 
 import { useCallback, useRef, useSyncExternalStore } from "react";
-import { type LiveCache } from "./livecache.ts";
+import type { LiveCache } from "./livecache.ts";
 import { type Live, same } from "./watching.ts";
 
 export type { Live } from "./watching.ts";

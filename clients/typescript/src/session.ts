@@ -18,14 +18,12 @@ import { type Config, decodeServer, encode } from "./core/messages.ts";
 import type { Name } from "./core/model.ts";
 import { Following } from "./following.ts";
 import type { Notification } from "./registrations.ts";
+import { ANSWER_S, DRAIN_S, WAKE_S } from "./settings.ts";
 import type { Source, Told } from "./source.ts";
 import { openIdentity, type StateStore, unguessable } from "./stores/store.ts";
 import { onWake } from "./wake.ts";
 
 const LIBRARY = "roskva-typescript/1";
-const DRAIN_S = 1; // how long a closing client waits for its last acknowledgements to be sent
-const ANSWER_S = 10; // after a wake the service has so long to say something
-const WAKE_S = 2; // several signs of one wake come together
 
 export interface SessionOptions {
   readonly urls: readonly string[];

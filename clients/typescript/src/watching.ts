@@ -5,8 +5,8 @@
  * without the service is one that polls, and one without its backend shows what it has, and the error.
  */
 
-import { type Clock } from "./clock.ts";
-import { type Name } from "./core/model.ts";
+import type { Clock } from "./clock.ts";
+import type { Name } from "./core/model.ts";
 import { fetchPauseS, type Pauses, type State } from "./freshness.ts";
 
 /** What there is to show. `value` is undefined until the first fetch; `error` is that of the last fetch, if it failed. */

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { encode, type Sync } from "../src/core/messages.ts";
 import { bytesOf, nameFromText } from "../src/core/model.ts";
-import { MESSAGES_UNANSWERED_MAX } from "../src/core/operations.ts";
+import { MESSAGES_UNANSWERED_MAX } from "../src/core/settings.ts";
 import { encodeState } from "../src/core/state.ts";
 import { bucketOf, bucketSummaries, SetDigest } from "../src/core/summaries.ts";
 import { Bench, names, only, operations, status, syncs } from "./scripted.ts";

@@ -5,9 +5,9 @@
  */
 
 import type { Failure } from "../choice.ts";
+import { QUEUE_MAX } from "../settings.ts";
+import type { LongPollLink } from "./longpoll.ts";
 
-export const CONNECT_S = 15;
-const QUEUE_MAX = 1_000;
 
 export type Work = () => Promise<void> | void;
 export type Received = (data: string) => void;
@@ -65,6 +65,11 @@ export abstract class Link {
     this.shut();
     await this.#writing;
     return why;
+  }
+
+  /** Long polls: try a WebSocket beside them now and then, and end when there is one. Answers how to stop that. */
+  giveWay(..._: Parameters<LongPollLink["giveWay"]>): (() => void) | null {
+    return null;
   }
 
   /** Call `received` with every message, and `hangUp` when the other side ended it. */

@@ -1,7 +1,10 @@
 /** A connection by long polls: a GET that waits for what the service says, and POSTs (docs/protocol.md, Long polls). */
 
-import { systemClock } from "../clock.ts";
-import { CONNECT_S, Link, NotConnected, type Received } from "./link.ts";
+import type { Choice } from "../choice.ts";
+import { type Clock, systemClock } from "../clock.ts";
+import { whyOf } from "../connector.ts";
+import { CONNECT_S } from "../settings.ts";
+import { Link, NotConnected, type Received } from "./link.ts";
 
 const TRIES = 3; // of one request, or of polls in a row, before the connection is given up
 const PAUSE_S = 1; // before a request is made again
@@ -45,6 +48,30 @@ export class LongPollLink extends Link {
 
   protected open(received: Received): void {
     this.#read(received).catch((error: Error) => this.hangUp(`broken: ${error.message}`, true));
+  }
+
+  override giveWay(clock: Clock, choice: Choice, connect: () => Promise<Link>, made: (link: Link) => void): (() => void) | null {
+    const atS = choice.returnAtS();
+    if (atS === null) return null;
+    let over = false;
+    let cancel: (() => void) | null = clock.after(atS - clock.now(), () => {
+      connect().then(
+        (link) => {
+          if (over) return link.shut();
+          made(link);
+          this.hangUp("exchanged for a WebSocket");
+        },
+        (error) => {
+          if (over) return;
+          choice.returnFailed(clock.now(), whyOf(error));
+          cancel = this.giveWay(clock, choice, connect, made);
+        },
+      );
+    });
+    return () => {
+      over = true;
+      cancel?.();
+    };
   }
 
   async #read(received: Received): Promise<void> {

@@ -1,10 +1,9 @@
 /** A connection over a WebSocket (docs/protocol.md, WebSocket): a browser's, or Node's from 22 on, or the one that is given. */
 
 import { systemClock } from "../clock.ts";
-import { CONNECT_S, Link, NotConnected, type Received } from "./link.ts";
+import { CONNECT_S, SILENT_S } from "../settings.ts";
+import { Link, NotConnected, type Received } from "./link.ts";
 
-/** A page cannot ping: this is how long three pings would take on a connection on which nothing was ever said. */
-const SILENT_S = 30;
 
 /** As much of the platform's class as is used here. */
 export interface Socket {

@@ -3,9 +3,9 @@
  * Pure: data only.
  */
 
-import { type RoskvaError } from "./errors.ts";
-import { type ClientMessage } from "./messages.ts";
-import { type Name } from "./model.ts";
+import type { RoskvaError } from "./errors.ts";
+import type { ClientMessage } from "./messages.ts";
+import type { Name } from "./model.ts";
 
 /** An object changed. `version` is the latest one known; null means unknown: fetch the object whatever you hold. */
 export interface Notification {

@@ -26,7 +26,7 @@
  * timer, no randomness; `random` yields numbers from 0 to 1, `nonce` fresh unguessable texts.
  */
 
-import { type Action, type Notification, type Send } from "./actions.ts";
+import type { Action, Notification, Send } from "./actions.ts";
 import { Desired } from "./desired.ts";
 import { ClientStopped, InvalidName, RoskvaError } from "./errors.ts";
 import { ackOf, Handover } from "./handover.ts";
@@ -37,12 +37,11 @@ import type { Config, ErrorReport, ServerMessage, StartAnew, Status, Summary, Sy
 import { checkApplication, checkDevice, checkVersion, type Name, nameFromText, NOBODY } from "./model.ts";
 import { Operations } from "./operations.ts";
 import { Outbox } from "./outbox.ts";
+import { FORGET_SETTLES_S, RESTATING_PAUSES_MAX } from "./settings.ts";
 import { encodeState, priorToken } from "./state.ts";
 import { SetDigest } from "./summaries.ts";
 import { Syncing } from "./syncing.ts";
 
-export const RESTATING_PAUSES_MAX = 10; // the application may take so many retry_min_s to restate its registrations after a restart
-export const FORGET_SETTLES_S = 5; // a client that signs out waits so long for its unregistrations to reach the Matcher
 const OVERLOADED = "overloaded";
 const GOING_AWAY = "going-away";
 

@@ -4,7 +4,7 @@
  * The client, not the server, is the keeper of registrations: this set is what every loss is repaired from.
  */
 
-import { type Name } from "./model.ts";
+import type { Name } from "./model.ts";
 import { SetDigest } from "./summaries.ts";
 
 /** The version that the application stated when it registered: it holds it, and still does so after a restart. */

@@ -26,13 +26,12 @@
  * registered are bounded: beyond the bound the oldest go, and a version may then be seen twice, which is allowed.
  */
 
-import { type Notification } from "./actions.ts";
+import type { Notification } from "./actions.ts";
 import { type Held, stated } from "./desired.ts";
-import { type Ack } from "./messages.ts";
-import { EPOCH_MAX, type Key, keyOf, type Name, NOTHING_YET } from "./model.ts";
+import type { Ack } from "./messages.ts";
+import { type Key, keyOf, type Name, NOTHING_YET } from "./model.ts";
+import { DELIVERIES_MAX, EPOCH_MAX, RETIRED_MAX } from "./settings.ts";
 
-export const RETIRED_MAX = 100_000; // marks of unregistered objects
-const DELIVERIES_MAX = 4; // registrations of one object with an open delivery; more than two need lost messages
 
 export type Verdict = "hand over" | "acknowledge again" | "nothing";
 
@@ -176,8 +175,15 @@ export class Handover {
   #marksOf(name: Name): Marks {
     let marks = this.#marks.get(name);
     if (!marks) {
-      const none = { handed: NOTHING_YET, acknowledged: NOTHING_YET, highest: NOTHING_YET, covered: NOTHING_YET };
-      marks = { ...none, deliveries: new Map(), unknownHanded: -1n, unknownAcknowledged: -1n };
+      marks = {
+        handed: NOTHING_YET,
+        acknowledged: NOTHING_YET,
+        highest: NOTHING_YET,
+        deliveries: new Map(),
+        unknownHanded: -1n,
+        unknownAcknowledged: -1n,
+        covered: NOTHING_YET,
+      };
       this.#marks.set(name, marks);
     }
     return marks;

@@ -7,10 +7,10 @@
  * that two confused parties do not ask each other without end.
  */
 
-import { type Config, type Grant, type Init, type StartAnew } from "./messages.ts";
+import type { Config, Grant, Init, StartAnew } from "./messages.ts";
 import { pauseS } from "./limits.ts";
+import { SUPERSEDED_AGAIN_S } from "./settings.ts";
 
-export const SUPERSEDED_AGAIN_S = 60;
 const SUPERSEDED = "session-superseded";
 const HOPELESS = ["unknown-application", "invalid-application", "invalid-device"];
 

@@ -4,7 +4,7 @@
  * The server sets the policy, but a mistake there must not turn every client into a busy loop: what is out of reason is bounded.
  */
 
-import { type Config } from "./messages.ts";
+import type { Config } from "./messages.ts";
 
 const PAUSE_MIN_S = 0.01;
 const HEARTBEAT_MIN_S = 0.05;

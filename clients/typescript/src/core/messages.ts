@@ -7,10 +7,8 @@
  */
 
 import { MalformedMessage } from "./errors.ts";
-import { EPOCH_MAX } from "./model.ts";
+import { BUCKETS, EPOCH_MAX } from "./settings.ts";
 
-export const BUCKETS = 256;
-export const FULL_SYNC_MAX = 256; // up to so many registrations a sync sends all of them
 
 /** A set of registrations: how many, and the sum modulo 2^128 of a hash of each (32 hexadecimal digits). */
 export interface Summary {

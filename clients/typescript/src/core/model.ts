@@ -6,11 +6,9 @@
  */
 
 import { InvalidApplication, InvalidDevice, InvalidName, InvalidVersion } from "./errors.ts";
+import { DEVICE_BYTES_MAX, EPOCH_MAX, NAME_BYTES_MAX } from "./settings.ts";
 
 export const VERSION_MAX = 2n ** 63n - 1n;
-export const EPOCH_MAX = 2 ** 32 - 1;
-export const NAME_BYTES_MAX = 128;
-export const DEVICE_BYTES_MAX = 128;
 const BASE64_MARK = "base64:";
 // What Python's str.isprintable refuses; the ordinary space is printable.
 const NOT_PRINTABLE = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;

@@ -7,10 +7,10 @@
  */
 
 import { pauseS } from "./limits.ts";
-import { type Config } from "./messages.ts";
-import { type Name } from "./model.ts";
+import type { Config } from "./messages.ts";
+import type { Name } from "./model.ts";
+import { MESSAGES_UNANSWERED_MAX } from "./settings.ts";
 
-export const MESSAGES_UNANSWERED_MAX = 4;
 
 export interface Operation {
   readonly name: Name;

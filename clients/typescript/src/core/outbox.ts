@@ -5,11 +5,11 @@
  * is counted from the last message, smeared so that clients which started together do not speak together.
  */
 
-import { type Send } from "./actions.ts";
-import { type Desired } from "./desired.ts";
+import type { Send } from "./actions.ts";
+import type { Desired } from "./desired.ts";
 import { objectsPerMessage, pauseS } from "./limits.ts";
-import { type Ack, type ClientMessage, type Config, type Register, type Unregister } from "./messages.ts";
-import { type Operations } from "./operations.ts";
+import type { Ack, ClientMessage, Config, Register, Unregister } from "./messages.ts";
+import type { Operations } from "./operations.ts";
 import { bucketStatements, statement, type Syncing } from "./syncing.ts";
 
 /** What a message may hold besides token and summary. */

@@ -6,8 +6,8 @@
 
 import { StateDamaged } from "./errors.ts";
 import { anyWhole, record, short } from "./messages.ts";
+import { STATE_FORMAT } from "./settings.ts";
 
-export const STATE_FORMAT = 1;
 
 export interface KeptState {
   readonly v: number;

@@ -5,21 +5,21 @@
  * the size of the set. A bucket holds the names whose hash begins with that byte.
  */
 
-import { BUCKETS, type BucketSummary, type Summary } from "./messages.ts";
+import type { BucketSummary, Summary } from "./messages.ts";
 import { bytesOf, type Name } from "./model.ts";
+import { BUCKETS, DIGEST_BITS } from "./settings.ts";
 import { sha256 } from "./sha256.ts";
 
-const BITS = 128;
 
 export function hashOf(name: Name): bigint {
-  return sha256(bytesOf(name)).slice(0, BITS / 32).reduce((sum, word) => (sum << 32n) | BigInt(word >>> 0), 0n);
+  return sha256(bytesOf(name)).slice(0, DIGEST_BITS / 32).reduce((sum, word) => (sum << 32n) | BigInt(word >>> 0), 0n);
 }
 
 export function bucketOf(name: Name): number {
   return bucketOfHash(hashOf(name));
 }
 
-const bucketOfHash = (hash: bigint): number => Number(hash >> BigInt(BITS - 8));
+const bucketOfHash = (hash: bigint): number => Number(hash >> BigInt(DIGEST_BITS - 8));
 
 /** Count and digest of a set of names. The caller adds only what is absent and removes only what is present. */
 export class SetDigest {
@@ -32,16 +32,16 @@ export class SetDigest {
 
   add(name: Name, hash = hashOf(name)): void {
     this.#count += 1;
-    this.#total = BigInt.asUintN(BITS, this.#total + hash);
+    this.#total = BigInt.asUintN(DIGEST_BITS, this.#total + hash);
   }
 
   remove(name: Name): void {
     this.#count -= 1;
-    this.#total = BigInt.asUintN(BITS, this.#total - hashOf(name));
+    this.#total = BigInt.asUintN(DIGEST_BITS, this.#total - hashOf(name));
   }
 
   summary(): Summary {
-    return { count: this.#count, digest: this.#total.toString(16).padStart(BITS / 4, "0") };
+    return { count: this.#count, digest: this.#total.toString(16).padStart(DIGEST_BITS / 4, "0") };
   }
 
   matches(summary: Summary): boolean {

@@ -7,12 +7,12 @@
  * they hold. A statement is authoritative for the buckets that it names, so no bucket is split over two messages.
  */
 
-import { type Desired } from "./desired.ts";
-import { FULL_SYNC_MAX, type Sync, type SyncObject } from "./messages.ts";
-import { type Name } from "./model.ts";
+import type { Desired } from "./desired.ts";
+import type { Sync, SyncObject } from "./messages.ts";
+import type { Name } from "./model.ts";
+import { FULL_SYNC_MAX, HINT_INTERVAL_S } from "./settings.ts";
 import { bucketOf, bucketSummaries } from "./summaries.ts";
 
-export const HINT_INTERVAL_S = 60;
 
 /** The one attempt that may be in flight. `notBeforeS` is when it is repeated, or when the next may begin. */
 export class Syncing {

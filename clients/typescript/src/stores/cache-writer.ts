@@ -5,8 +5,8 @@
  */
 
 import { ClientStopped } from "../core/errors.ts";
-import { type Name } from "../core/model.ts";
-import { type CacheStore, type Kept } from "./cache.ts";
+import type { Name } from "../core/model.ts";
+import type { CacheStore, Kept } from "./cache.ts";
 
 interface Waiting {
   readonly resolve: () => void;

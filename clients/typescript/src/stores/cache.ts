@@ -4,7 +4,7 @@
  * Others: indexeddb-cache.ts (browsers), sqlite-cache.ts (Node). Anybody may write another: three methods, never two at a time.
  */
 
-import { type Name } from "../core/model.ts";
+import type { Name } from "../core/model.ts";
 
 /** One object: its value as the codec wrote it, the version if the application's values have them, and the version's epoch. */
 export interface Kept {

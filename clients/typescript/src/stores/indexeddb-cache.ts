@@ -8,7 +8,7 @@
  */
 
 import { InvalidSetting } from "../errors.ts";
-import { type Name } from "../core/model.ts";
+import type { Name } from "../core/model.ts";
 import { type CacheStore, cloneCodec, type Kept } from "./cache.ts";
 
 const FORMAT = 1;

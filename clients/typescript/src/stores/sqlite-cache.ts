@@ -5,7 +5,7 @@
  */
 
 import { existsSync, renameSync, rmSync } from "node:fs";
-import { type DatabaseSync } from "node:sqlite";
+import type { DatabaseSync } from "node:sqlite";
 import { InvalidSetting, StateInUse } from "../errors.ts";
 import { type Name, nameFromText } from "../core/model.ts";
 import { type CacheStore, jsonCodec, type Kept } from "./cache.ts";

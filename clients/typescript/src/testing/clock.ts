@@ -2,7 +2,7 @@
  * A clock that is moved by hand. What needs no time happens by itself; what needs some, when somebody moves the clock.
  */
 
-import { type Clock } from "../clock.ts";
+import type { Clock } from "../clock.ts";
 
 const TURNS_MAX = 10_000; // of the event loop at one moment: more means that somebody goes round in circles
 

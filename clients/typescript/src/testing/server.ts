@@ -6,7 +6,7 @@
  */
 
 import { type Ack, type ClientMessage, type Config, DEFAULTS, type Init } from "../core/messages.ts";
-import { type Register, type Sync, type SyncObject } from "../core/messages.ts";
+import type { Register, Sync, SyncObject } from "../core/messages.ts";
 import { type Name, nameFromText } from "../core/model.ts";
 import { bucketOf, bucketSummaries, SetDigest } from "../core/summaries.ts";
 

@@ -7,11 +7,11 @@
 import { Channel } from "../channels/channel.ts";
 import { Client, type ClientOptions } from "../client.ts";
 import { ClientStopped, InvalidVersion, type RoskvaError } from "../core/errors.ts";
-import { type Config } from "../core/messages.ts";
+import type { Config } from "../core/messages.ts";
 import { checkApplication, checkVersion, nameFromText } from "../core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "../errors.ts";
 import { Session } from "../session.ts";
-import { type Change, type Publisher } from "../publisher.ts";
+import type { Change, Publisher } from "../publisher.ts";
 import { MemoryState } from "../stores/memory.ts";
 import { HandClock } from "./clock.ts";
 import { type Hearer, Server } from "./server.ts";

@@ -1,0 +1,9 @@
+/** Every number by which a client decides, beside those of the core (core/settings.ts). */
+
+export const DRAIN_S = 1; // how long a closing client waits for its last acknowledgements to be sent
+export const ANSWER_S = 10; // after a wake the service has so long to say something
+export const WAKE_S = 2; // several signs of one wake come together
+export const CONNECT_S = 15;
+export const QUEUE_MAX = 1_000;
+/** A page cannot ping: this is how long three pings would take on a connection on which nothing was ever said. */
+export const SILENT_S = 30;
