@@ -7,11 +7,12 @@ answers at once or not at all, for whoever is about to send something; `ask` mak
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,12 +20,14 @@ import msgspec
 from roskva.access.identity import Identity
 from roskva.access.patterns import compile_patterns
 from roskva.access.per_settings import PerSettings
-from roskva.access.webhooks import Webhooks
+from roskva.access.webhooks import ANSWER_BYTES_MAX, Webhooks
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable
 
 ANSWERS_MAX: Final = 100_000
 OBJECTS_PER_CALL: Final = 1_000
+# Of their names as JSON writes them at its longest: all may be allowed, and an answer has its limit (webhooks.ANSWER_BYTES_MAX).
+NAME_BYTES_PER_CALL: Final = ANSWER_BYTES_MAX // 2
 # However short an answer counts: whoever asked must come to look, or nothing would ever be told and the webhook never rest.
 ANSWER_S_MIN: Final = 1.0
 
@@ -101,8 +104,7 @@ class Authorization:
                 shared[name] = task
             else:
                 unknown.append(name)
-        for start in range(0, len(unknown), OBJECTS_PER_CALL):
-            batch = unknown[start : start + OBJECTS_PER_CALL]
+        for batch in _batches(unknown):
             # A task of its own: whoever asked first may go away, and others wait for the same answer.
             task = asyncio.get_running_loop().create_task(self._call(application, settings, identity.user, device, batch))
             task.add_done_callback(_retrieve)
@@ -166,6 +168,20 @@ class Authorization:
             del users[question.user]
         if not users:
             del self._names[question.application]
+
+
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        bytes_more = len(json.dumps(name)) + 2
+        if batch and (len(batch) == OBJECTS_PER_CALL or size + bytes_more > NAME_BYTES_PER_CALL):
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += bytes_more
+    if batch:
+        yield batch
 
 
 def _retrieve(task: asyncio.Task[dict[str, bool]]) -> None:

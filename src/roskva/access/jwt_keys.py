@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt.algorithms import HMACAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from roskva.access.files import WatchedFile
-from roskva.access.webhooks import bounded_answer, new_session
+from roskva.access.webhooks import bounded_answer, new_session, shown_url
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable, InvalidSetting
 
@@ -157,10 +157,10 @@ class FetchedKeys:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, InvalidSetting, AuthorizationUnavailable) as error:
             self._failures += 1
             what = error.what if isinstance(error, InvalidSetting | AuthorizationUnavailable) else repr(error)
-            log.warning("the keys at %s cannot be fetched, for the %d. time: %s", self._url, self._failures, what)
+            log.warning("the keys at %s cannot be fetched, for the %d. time: %s", shown_url(self._url), self._failures, what)
         else:
             if not keys:
-                log.warning("of the keys at %s none fits %s", self._url, self._algorithm)
+                log.warning("of the keys at %s none fits %s", shown_url(self._url), self._algorithm)
             self._keys, self._failures, self._fetched_s = keys, 0, self._clock()
         finally:
             self._fetching = None

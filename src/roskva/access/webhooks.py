@@ -150,7 +150,7 @@ class Webhooks:
 
     def _succeeded(self, url: str, breaker: _Breaker) -> None:
         if breaker.failures >= FAILURES_MAX:
-            log.info("the webhook %s answers again", _shown(url))
+            log.info("the webhook %s answers again", shown_url(url))
         breaker.failures, breaker.pause_s = 0, 0.0
 
     def _failed(self, url: str, breaker: _Breaker, trying: bool, error: AuthorizationUnavailable) -> None:
@@ -158,7 +158,7 @@ class Webhooks:
         if breaker.failures == FAILURES_MAX or trying:  # calls that were under way when the pause began do not make it longer
             breaker.pause_s = min(PAUSE_MAX_S, max(PAUSE_MIN_S, 2 * breaker.pause_s))
             breaker.paused_until_s = self._clock() + breaker.pause_s
-            log.warning("the webhook %s is not called for %g s: %s", _shown(url), breaker.pause_s, error.what)
+            log.warning("the webhook %s is not called for %g s: %s", shown_url(url), breaker.pause_s, error.what)
 
     # The call.
 
@@ -186,7 +186,7 @@ class Webhooks:
         except TimeoutError:
             raise AuthorizationUnavailable(f"The application's own service did not answer within {timeout_s:g} s.") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            log.debug("the webhook %s: %r", _shown(url), error)
+            log.debug("the webhook %s: %r", shown_url(url), error)
             raise AuthorizationUnavailable(f"The application's own service cannot be reached ({type(error).__name__}).") from None
         if status != 200:
             raise AuthorizationUnavailable(f"The application's own service answered with status {status}.", answered=status)
@@ -237,6 +237,6 @@ def webhook_key(content: bytes) -> str:
     return key
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """For the log: without what may be a secret in it."""
     return url.partition("?")[0].rpartition("@")[2]
