@@ -83,7 +83,25 @@ def compile_patterns(patterns: Sequence[str]) -> Patterns:
     return Patterns([_parse(pattern) for pattern in patterns])
 
 
-def _matches(parts: Sequence[_Part], claims: Mapping[str, Any], name: str, start: int) -> bool:
+def _matches(parts: Sequence[_Part], claims: Mapping[str, Any], name: str, place: int) -> bool:
+    """Whether the parts match the name from there to its end: step by step, as long as there is one way to go."""
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            text = part
+        elif isinstance(part, _Star):
+            return number == len(parts) - 1 or _matches_somewhere(parts[number:], claims, name, place)
+        else:
+            texts = _values(part, claims)
+            if len(texts) != 1:
+                return bool(texts) and _matches_somewhere(parts[number:], claims, name, place)
+            text = texts[0]
+        if not name.startswith(text, place):
+            return False
+        place += len(text)
+    return place == len(name)
+
+
+def _matches_somewhere(parts: Sequence[_Part], claims: Mapping[str, Any], name: str, start: int) -> bool:
     places: Collection[int] = (start,)  # where the next part may begin
     for part in parts:
         if isinstance(part, _Star):
@@ -115,6 +133,8 @@ def _after_any(texts: frozenset[str], name: str, places: Collection[int]) -> set
 def _values(claim: Claim, claims: Mapping[str, Any]) -> list[str]:
     """The texts that a claim stands for; none if it is missing, or not of a kind that counts."""
     value = claims.get(claim.name)
+    if isinstance(value, str):
+        return [value] if value else []
     if value is None and len(claim.path) > 1:
         value = claims
         for step in claim.path:
