@@ -1,7 +1,7 @@
 # `make` alone prints the targets. `make up` and `make test` do the whole set-up themselves (scripts/setup.sh).
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint format chaos bench clean lock
+.PHONY: help install up test lint format chaos fuzz bench clean lock
 
 BIN := .venv/bin
 ARGS ?=
@@ -35,6 +35,10 @@ format: ## bring the code into the house format
 chaos: ## ten minutes of real faults under load; MINUTES=60 for an hour
 	@scripts/setup.sh test
 	@ROSKVA_TEST_CHAOS=$(or $(MINUTES),10) $(BIN)/python -m pytest tests/chaos -s $(ARGS)
+
+fuzz: ## ten minutes of broken input for every parser; MINUTES=60 for an hour, ARGS='--seed 7 tokens' for one of them again
+	@scripts/setup.sh test
+	@PYTHONPATH=src $(BIN)/python -m fuzzing --minutes $(or $(MINUTES),10) $(ARGS)
 
 bench: ## measure; results and plots go to bench/results (make bench ARGS=latency for one)
 	@scripts/setup.sh test

@@ -32,6 +32,7 @@ def _post(summary: str, request: str, answer: str) -> dict[str, Any]:
                 "200": _json("It is durable.", {"$ref": f"#/components/schemas/{answer}"}),
                 "400": _json("The request is malformed.", _ERROR),
                 "404": _json("The application is not known.", _ERROR),
+                "413": _json("The body is over `publish_bytes_max`.", _ERROR),
                 "503": _json("It may or may not have landed: repeat it.", _ERROR),
             },
         }
@@ -252,6 +253,31 @@ _SCHEMAS: Final[dict[str, Any]] = {
 }
 
 
+_KEYS: Final = {
+    "operator": {"type": "http", "scheme": "bearer", "description": "The key `admin` of keys.json."},
+    "backend": {"type": "http", "scheme": "bearer", "description": "A publish key of the application, if it has any; or the operators'."},
+    "trusted": {"type": "http", "scheme": "bearer", "description": "The key `trusted` of keys.json."},
+}
+_FOR: Final = {
+    "operator": ("/v1/reset", "/v1/inspect/", "/v1/status", "/v1/dead-letters", "/metrics"),
+    "backend": ("/v1/publish", "/v1/invalidate", "/v1/objects/"),
+    "trusted": ("/v1/trusted",),
+}
+
+
+def _say_who_may(paths: dict[str, Any]) -> None:
+    """Who must show which key, and what every route refuses before it looks at anything else."""
+    for path, operations in paths.items():
+        needed = [who for who, prefixes in _FOR.items() if path.startswith(prefixes)]
+        for operation in operations.values():
+            answers = operation["responses"]
+            answers["403"] = _json("A page of another origin, which no application lists.", _ERROR)
+            answers["415"] = _json("The request has a Content-Encoding: nothing is unpacked.", _ERROR)
+            if needed:
+                answers["401"] = _json("The key was not shown.", _ERROR)
+                operation["security"] = [{who: []} for who in needed] + ([{}] if needed == ["backend"] else [])
+
+
 def document(release: str) -> dict[str, Any]:
     answer = {"$ref": "#/components/schemas/PublishAnswer"}
     paths: dict[str, Any] = {
@@ -264,10 +290,11 @@ def document(release: str) -> dict[str, Any]:
                 },
                 "responses": {
                     "200": _json("At least one update is durable; the results say which.", answer),
-                    "400": _json("The request, or every update of it, is malformed.", {"oneOf": [answer, _ERROR]}),
+                    "400": _json("The request, or every update of it, is malformed.", {"anyOf": [answer, _ERROR]}),
                     "404": _json("The application is not known.", _ERROR),
                     "413": _json("The body, or the number of updates, is over the limit.", _ERROR),
-                    "503": _json("Nothing was accepted; try again after retry_after_s.", {"oneOf": [answer, _ERROR]}),
+                    "429": _json("More than `publishes_per_s_max`; try again after retry_after_s.", _ERROR),
+                    "503": _json("Nothing was accepted; try again after retry_after_s.", {"anyOf": [answer, _ERROR]}),
                 },
             }
         },
@@ -319,7 +346,6 @@ def document(release: str) -> dict[str, Any]:
             "The WebSocket of clients; docs/protocol.md describes what is said on it.",
             {
                 "101": {"description": "Text frames of JSON from here on."},
-                "403": _json("The page is of another origin.", _ERROR),
                 "426": _json("The request does not ask for a WebSocket.", _ERROR),
             },
         ),
@@ -328,7 +354,6 @@ def document(release: str) -> dict[str, Any]:
             "The WebSocket of a trusted server, over which it carries many clients.",
             {
                 "101": {"description": "Text frames of a number, a space and a message from here on."},
-                "401": _json("The key was not shown.", _ERROR),
                 "426": _json("The request does not ask for a WebSocket.", _ERROR),
             },
         ),
@@ -356,6 +381,7 @@ def document(release: str) -> dict[str, Any]:
         "/demo.js": _get("The demo page's program.", {"200": _text("JavaScript.", "text/javascript")}),
         "/roskva.js": _get("The client for pages, as one module.", {"200": _text("JavaScript.", "text/javascript")}),
     }
+    _say_who_may(paths)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -365,5 +391,5 @@ def document(release: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": _SCHEMAS},
+        "components": {"schemas": _SCHEMAS, "securitySchemes": _KEYS},
     }
