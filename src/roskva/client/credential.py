@@ -8,7 +8,8 @@ message after it was changed or the server wanted it. The server's word decides 
                         is due is sent, at least one message, the first of them with the text; and so on, with pauses that double
 
 Messages that were sent together are refused together: that counts once. One refusal is no news to the application: the server has not seen
-the text that is held, because a message was lost or another Registrar has taken over. Then it is sent again without much ado.
+the text that is held, because a message was lost or another Registrar has taken over. Then it is sent again without much ado, and the
+shell is told only if it is still not seen after a pause.
 """
 
 from __future__ import annotations
@@ -90,12 +91,11 @@ class Credential:
     def refused(self, now: float, code: str, config: Config) -> bool:
         """Whether the shell is to be told."""
         before, self.wanted = self.wanted, code or CredentialRequired.code
+        unseen = self.wanted == CredentialRequired.code and bool(self.text) and self._attempts < 2
+        tried, self._tried = self._tried, False
         if before:
-            tried, self._tried = self._tried, False
-            return tried or self.wanted != before
-        self._tried = False
+            return (tried or self.wanted != before) and not unseen
         self.refresh_at = _NOT_YET
-        unseen = self.wanted == CredentialRequired.code and bool(self.text)
         if unseen and now - self._sent_at >= config.retry_min_s:
             self._retry_at = _NEVER
         else:
