@@ -266,3 +266,13 @@ def test_files_that_cannot_be_used_are_named(files: Files, tmp_path: Path) -> No
     with pytest.raises(InvalidSetting, match="not a certificate chain and its unencrypted key in PEM"):
         certificates_of(Settings(tls_certificate=str(files.certificate), tls_key=str(other)))
     assert certificates_of(Settings()) is None
+
+
+async def test_over_tls_a_plain_page_of_the_same_host_is_another_origin(secure: Gateway, https: aiohttp.ClientSession) -> None:
+    for origin, status in ((secure.url, 200), (secure.url.replace("https", "http"), 403)):
+        async with https.get(secure.url + "/healthz", headers={"Origin": origin}) as answer:
+            assert answer.status == status
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        await https.ws_connect(channel_url(secure), origin=secure.url.replace("https", "http"))
+    async with https.ws_connect(channel_url(secure), origin=secure.url) as socket:
+        assert await handshake(socket)

@@ -1,0 +1,30 @@
+"""A real gateway, as in tests/gateway, and somebody who means no good: from 127.0.0.2, which has no exemption from any limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from roskva.gateway.service import Gateway
+from tests.gateway.conftest import anybody, gateway, http, pytest_asyncio_loop_factories, settings, start
+from tests.gateway.talking import Raw
+
+__all__ = ["anybody", "gateway", "http", "pytest_asyncio_loop_factories", "settings", "start"]
+
+STRANGER = "127.0.0.2"
+
+
+async def connect_from(gateway: Gateway, address: str = STRANGER) -> Raw:
+    host, port = gateway.url.partition("://")[2].split(":")
+    return Raw(*await asyncio.open_connection(host, int(port), local_addr=(address, 0)))
+
+
+@pytest.fixture
+async def stranger() -> AsyncIterator[aiohttp.ClientSession]:
+    """Calls from an address that limits count for, with a connection for each call."""
+    connector = aiohttp.TCPConnector(local_addr=(STRANGER, 0), force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=20)) as session:
+        yield session
