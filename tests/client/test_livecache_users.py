@@ -226,6 +226,7 @@ class TestWithTheClient:
             roskva.Client(gateway.url, application="demo", config=CONFIG) as client,
             roskva.LiveCache(client, fetch, store=store) as cache,
         ):
+            await client.synced(5)  # else there is nothing to delete there
             await cache.get("doc")
             assert store.entries
             gateway.silent = True
