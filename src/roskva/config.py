@@ -321,6 +321,19 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     return settings
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the settings of a process come from, so that they can be read again while it runs."""
+
+    file: Path  # absolute
+    required: bool  # else there need not be one, but there may be later
+    environ: Mapping[str, str]
+    flags: Mapping[str, str]
+
+    def load(self) -> Settings:
+        return load(self.file if self.required or self.file.exists() else None, self.environ, self.flags)
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ async def test_one_update_is_in_the_feed_when_it_is_acknowledged(gateway: Gatewa
     assert (status, answer) == (200, {"results": [{"ok": True}]})
     (record,) = records(gateway.settings)
     assert json.loads(record.value) == {"object": "hello", "version": 7, "source": "me"}
-    assert record.headers == b"demo 0"
+    assert record.headers == b"demo 0 standard"
     assert record.key == object_key("demo", 0, b"hello")
     assert record.partition == partition_of(record.key, gateway.settings.partitions)
 
@@ -237,7 +237,7 @@ async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: 
     publishing = Publishing(settings, feed, lambda application: 3, Metrics())
     status, _ = await publishing.publish(b'{"application":"demo","object":"a","version":1}')
     assert status == 200
-    assert [entry.headers for entry in feed.appended] == [b"demo 3", b"demo 4"]
+    assert [entry.headers for entry in feed.appended] == [b"demo 3 standard", b"demo 4 standard"]
     assert [entry.key for entry in feed.appended] == [object_key("demo", 3, b"a"), object_key("demo", 4, b"a")]
 
 
@@ -266,7 +266,7 @@ async def test_reset_by_another_process_after_the_fsync_appends_again(
     status, _ = await post(http, gateway, {"application": "demo", "object": "a", "version": 1})
     elsewhere.close()
     assert status == 200
-    assert sorted(record.headers for record in records(settings)) == [b"demo 0", b"demo 1"]
+    assert sorted(record.headers for record in records(settings)) == [b"demo 0 standard", b"demo 1 standard"]
     assert {record.key for record in records(settings)} == {object_key("demo", epoch, b"a") for epoch in (0, 1)}
 
 

@@ -105,3 +105,6 @@ def test_numbers_beyond_64_bits_are_no_versions() -> None:
 def test_the_stamp_of_a_record_reads_back(application: str, epoch: int | None, again: bool) -> None:
     stamp = Stamp(application, epoch, again)
     assert Stamp.decode(stamp.encode()) == stamp
+    for form in (Form(), Form("doc.id", "rev", "form"), Form("again", "standard", "1")):
+        accepted = Stamp(application, epoch, form=form)
+        assert Stamp.decode(accepted.encode()) == accepted

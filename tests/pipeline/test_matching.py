@@ -15,7 +15,7 @@ from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES
 from roskva.matcher.cells import object_row, read_copies, read_version
 from roskva.matcher.core import match
-from roskva.matcher.forms import Stamp
+from roskva.matcher.forms import Form, Stamp
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
@@ -195,6 +195,25 @@ def test_poison_is_buried_once_and_the_rest_goes_through(connected: Connections,
     assert (found[1].application, found[1].topic, found[1].value) == ("nobody", "updates", '{"object":"x","version":1}')
     assert len({(letter.topic, letter.offset) for letter in found}) == len(found) == 7
     assert ("a", 1, OUTCOME_UPDATE, 4) in told(registrar)
+
+
+def test_an_update_counts_in_the_form_in_which_it_was_accepted(connected: Connections, registrar: RegistrarStandIn, rows: Rows) -> None:
+    """Applications come, and change their forms, while a query runs: what it knows of them is of its start."""
+    deep = Form("doc.id", "rev", "by")
+    for application, form, value, version in (
+        ("later", Form(), b'{"object":"x","version":1,"doc":{"id":"no"},"rev":7}', 1),
+        ("later", deep, b'{"object":"no","version":9,"doc":{"id":"x"},"rev":2}', 2),
+        ("demo", deep, b'{"object":"no","version":9,"doc":{"id":"x"},"rev":3}', 3),
+    ):
+        key = object_key(application, 0, b"x")
+        bridged = (b"no", b"9", None, "STRING,BIGINT")  # by the forms of the start
+        row = rows.row(UPDATES, key, Stamp(application, 0, form=form).encode(), value, bridged)
+        counts = run(connected, row)
+        assert (counts.updates, counts.dead_letters) == (1, 0), application
+        place = object_row(key, connected.settings.partitions)
+        known = read_version(open_table(connected.settings).read([place])[place])
+        assert known is not None
+        assert known.version == version
 
 
 def test_an_object_that_cannot_be_matched_is_buried_alone(

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from roskva.cli.settings import settings_from
+from roskva.cli.settings import settings_from, sources_of
 from roskva.config import FILE_NAME, Settings
 from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
@@ -226,7 +226,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
     _check_exposure(settings)
     from roskva.gateway.service import run
 
-    return run(settings)
+    return run(settings, sources_of(arguments))
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:

@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Final
 
 from roskva.address import is_loopback
-from roskva.config import FILE_NAME, Settings, load
+from roskva.config import FILE_NAME, Settings, Sources
 from roskva.errors import InvalidSetting, RoskvaError
 
 ADMIN_KEY: Final = "ROSKVA_ADMIN_KEY"
 _FLAGS: Final = ("data", "listen")
 
 
-def settings_file(arguments: argparse.Namespace) -> Path | None:
-    """--config, ROSKVA_CONFIG, or roskva.toml if it is here."""
-    if getattr(arguments, "config", None) is not None:
-        return Path(arguments.config)
-    if "ROSKVA_CONFIG" in os.environ:
-        return Path(os.environ["ROSKVA_CONFIG"])
-    return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
+def sources_of(arguments: argparse.Namespace) -> Sources:
+    """The file of --config or ROSKVA_CONFIG, or roskva.toml if it is here; the environment; the flags."""
+    named = getattr(arguments, "config", None) or os.environ.get("ROSKVA_CONFIG")
+    return Sources(Path(named or FILE_NAME).absolute(), bool(named), dict(os.environ), flags_of(arguments))
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -39,7 +36,7 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
     """Defaults, file, environment, flags."""
-    return load(settings_file(arguments), os.environ, flags_of(arguments))
+    return sources_of(arguments).load()
 
 
 def as_operator(url: str, arguments: argparse.Namespace) -> dict[str, str]:

@@ -23,13 +23,12 @@ from roskva.errors import BadRequest, MalformedMessage, RateLimited, RoskvaError
 from roskva.feed.interface import UPDATES, Entry
 from roskva.feed.lanes import Appended
 from roskva.gateway.permission import MayPublish, everywhere
-from roskva.matcher.forms import Form, Malformed, Stamp, check, extract, form_of
+from roskva.matcher.forms import STANDARD, Form, Malformed, Stamp, check, extract, form_of
 from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
 from roskva.telemetry.metrics import Metrics
 
 PUBLISHES_BURST: Final = 2
 _EPOCH_RISES_MAX: Final = 3
-_STANDARD: Final = Form()
 _OK: Final = b'{"ok":true}'
 
 
@@ -107,15 +106,15 @@ class Publishing:
     async def publish(self, body: bytes, may: MayPublish = everywhere) -> tuple[int, bytes]:
         """The HTTP status and body of the answer. Raises for what concerns the request as a whole; `may`, for who asks."""
         self._metrics.publish_requests += 1
-        application, items = self._read(body, may)
+        application, form, items = self._read(body, may)
         outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
         valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
         self._metrics.updates_accepted += len(valid)
-        await self._append(application, valid, outcomes)
+        await self._append(application, form, valid, outcomes)
         return _answer(outcomes)
 
-    def _read(self, body: bytes, may: MayPublish) -> tuple[str, list[_Valid | RoskvaError]]:
+    def _read(self, body: bytes, may: MayPublish) -> tuple[str, Form, list[_Valid | RoskvaError]]:
         request: _Request | _LooseRequest
         try:
             request = _requests.decode(body)
@@ -130,12 +129,12 @@ class Publishing:
         if settings is None:
             raise UnknownApplication(request.application)
         form = form_of(settings)
-        form = _STANDARD if form == _STANDARD else form
+        form = STANDARD if form == STANDARD else form
         if (request.updates is not UNSET) + (request.raw is not UNSET) + (request.object is not UNSET) != 1:
             raise MalformedMessage("The request must have one of `updates`, `raw`, or `object` with `version`.")
         if request.updates is UNSET and request.raw is UNSET:
             self._take(request.application, settings, 1)
-            return request.application, [_checked(_single(request), form)]
+            return request.application, form, [_checked(_single(request), form)]
         if request.version is not UNSET or request.source is not UNSET:
             raise MalformedMessage("`version` and `source` stand beside `object`, or inside the items of `updates`.")
         listed: Sequence[Item | Raw] = request.raw if request.updates is UNSET else request.updates  # type: ignore[assignment]
@@ -143,8 +142,8 @@ class Publishing:
             raise TooManyOperations(len(listed), self._settings.publish_batch_max)
         self._take(request.application, settings, len(listed))
         if request.updates is UNSET:
-            return request.application, [_checked_raw(bytes(raw), request.application, form) for raw in listed]  # type: ignore[arg-type]
-        return request.application, [_checked(item, form) for item in listed]
+            return request.application, form, [_checked_raw(bytes(raw), request.application, form) for raw in listed]  # type: ignore[arg-type]
+        return request.application, form, [_checked(item, form) for item in listed]
 
     def _take(self, application: str, settings: ApplicationSettings, count: int) -> None:
         """Raises RateLimited, before anything is done for the updates."""
@@ -157,11 +156,11 @@ class Publishing:
             self._metrics.limited_publishes += count
             raise RateLimited("publishes_per_s_max", wait_s)
 
-    async def _append(self, application: str, items: list[tuple[int, _Valid]], outcomes: list[RoskvaError | None]) -> None:
+    async def _append(self, application: str, form: Form, items: list[tuple[int, _Valid]], outcomes: list[RoskvaError | None]) -> None:
         """Append what is valid, a call per partition, so that each item gets the outcome of its own."""
         epoch = self._epoch_of(application)
         for _ in range(_EPOCH_RISES_MAX):
-            groups = self._grouped(application, epoch, items)
+            groups = self._grouped(Stamp(application, epoch, form=form), items)
             epochs = await self._append_groups(groups, outcomes)
             if any(outcomes):
                 items = [item for item in items if outcomes[item[0]] is None]
@@ -173,9 +172,9 @@ class Publishing:
         for index, _ in items:
             outcomes[index] = Unavailable("The application is being reset over and over.")
 
-    def _grouped(self, application: str, epoch: int, items: list[tuple[int, _Valid]]) -> dict[int, _Group]:
-        headers = Stamp(application, epoch).encode()
-        start = object_key(application, epoch, b"")
+    def _grouped(self, stamp: Stamp, items: list[tuple[int, _Valid]]) -> dict[int, _Group]:
+        headers = stamp.encode()
+        start = object_key(stamp.application, stamp.epoch or 0, b"")
         partitions = self._settings.partitions
         groups: dict[int, _Group] = {}
         for index, (name, value) in items:
@@ -268,7 +267,7 @@ def _valid(text: str, version: object, source: str | None, form: Form) -> _Valid
     name = name_from_text(text)
     number = version_from_number(version)
     device = check_device(source) if source else ""
-    if form is _STANDARD:
+    if form is STANDARD:
         return name, _encoder.encode(_Stored(text, number, device))
     return name, _encoder.encode(_in_form(form, text, number, device))
 

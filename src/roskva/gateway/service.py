@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvloop
 from aiohttp import web
 
-from roskva.config import LiveApplications, Settings
+from roskva.config import LiveApplications, Settings, Sources
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
 from roskva.gateway.admission import Admission
@@ -37,6 +37,7 @@ from roskva.gateway.members import Membership
 from roskva.gateway.memory import MemoryWatch
 from roskva.gateway.permission import Permission
 from roskva.gateway.publish import Publishing
+from roskva.gateway.reloading import Reloading
 from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
 from roskva.gateway.tls import certificates_of
@@ -58,9 +59,10 @@ HTTP_IDLE_S: Final = 75.0
 class Gateway:
     """One gateway. `await start()`, then it serves at `url` until `await stop()`."""
 
-    def __init__(self, settings: Settings, member_id: str = "") -> None:
+    def __init__(self, settings: Settings, member_id: str = "", sources: Sources | None = None) -> None:
         self.applications = LiveApplications(settings.applications)
         self.settings = replace(settings, applications=self.applications)
+        self.reloading = Reloading(self.settings, self.applications, sources)
         self.member_id = member_id or secrets.token_hex(8)  # of this boot: never used again
         self.metrics = Metrics()
         self.url = ""
@@ -160,6 +162,8 @@ class Gateway:
         undo.push_async_callback(self.port.stop)
         undo.push_async_callback(self.membership.stop)
         undo.callback(self.port.stop_accepting)
+        self.reloading.start()
+        undo.push_async_callback(self.reloading.stop)
         await self.membership.start()
         await self.port.start()
         if certificates is not None:
@@ -225,26 +229,26 @@ def _epoch_seen(manifest: Manifest, application: str) -> int:
     return manifest.seen().epochs.get(application, 0)
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, sources: Sources | None = None) -> int:
     """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not start."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings))
+            runner.run(_serve(settings, sources))
     except RoskvaError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, sources: Sources | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    gateway = Gateway(settings)
+    gateway = Gateway(settings, sources=sources)
     await gateway.start()
     _settle_memory()
     print(f"gateway: listening on {gateway.url}", flush=True)

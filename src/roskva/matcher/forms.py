@@ -6,7 +6,7 @@ fields are taken out by column expressions, here by `extract`; both feed `check`
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,6 +20,9 @@ class Form(NamedTuple):
     object_path: str = "object"
     version_path: str = "version"
     source_path: str = "source"
+
+
+STANDARD: Final = Form()
 
 
 class Paths(Protocol):
@@ -45,18 +48,27 @@ class Stamp(NamedTuple):
     again: bool = False  # brought back by a sweep, in the standard form, whatever the application's own is
     since: int = 0  # if so: for its version cell, as it was when it first came
     rounds: int = 0  # and how often it was brought back
+    form: Form | None = None  # in which it was accepted, whatever the settings say by now; None: by the settings
 
     def encode(self) -> bytes:
         words = [self.application, "" if self.epoch is None else str(self.epoch)]
         if self.again:
             words += ["again", str(self.since), str(self.rounds)]
+        elif self.form is not None:
+            words += ["form", *self.form] if self.form != STANDARD else ["standard"]
         return " ".join(words).rstrip().encode()
 
     @classmethod
     def decode(cls, headers: bytes) -> Stamp:
         """Raises ValueError for what no part of the service wrote."""
-        application, epoch, again, since, rounds = [*headers.decode().split(" "), "", "", "", ""][:5]
-        return cls(application, int(epoch) if epoch else None, again == "again", int(since or 0), int(rounds or 0))
+        application, epoch, kind, *rest = [*headers.decode().split(" "), "", "", ""]
+        number = int(epoch) if epoch else None
+        if kind == "standard":
+            return cls(application, number, form=STANDARD)
+        if kind == "form":
+            return cls(application, number, form=Form(*rest[:3]))
+        since, rounds = (int(word or 0) for word in [*rest, "", ""][:2])
+        return cls(application, number, kind == "again", since, rounds)
 
 
 class Fields(NamedTuple):

@@ -15,7 +15,7 @@ import msgspec
 
 from roskva.errors import UnknownApplication
 from roskva.feed.interface import UPDATES, Entry
-from roskva.matcher.forms import Fields, Form, Malformed, Stamp, check, extract
+from roskva.matcher.forms import STANDARD, Fields, Form, Malformed, Stamp, check, extract
 from roskva.model import VERSION_MAX, Registration, Update
 from roskva.registrar.events import decode_registration
 
@@ -101,18 +101,21 @@ def read_events(rows: Iterable[tuple[Any, ...]], forms: Mapping[str, Form], epoc
 
 
 def _read_update(origin: Origin, bridged: tuple[Any, ...], forms: Mapping[str, Form], epoch_of: Callable[[str], int]) -> Update | Malformed:
-    application, epoch, again, _, _ = Stamp.decode(origin.headers)
-    if application not in forms:
+    application, epoch, again, _, _, form = Stamp.decode(origin.headers)
+    known = forms.get(application)
+    if known is None and form is None:
         error = UnknownApplication(application)
         return Malformed(error.code, str(error))
+    # What the gateway accepted counts as it was accepted: this query may be older than the application, or than its form.
+    form = form or known or STANDARD
     name, version, source, kinds = bridged
     fields: Fields | Malformed
     if again:
-        fields = extract(origin.value, Form())
-    elif kinds in PLAIN and name is not None and version is not None and _is_whole_json(origin.value):
+        fields = extract(origin.value, STANDARD)
+    elif form == known and kinds in PLAIN and name is not None and version is not None and _is_whole_json(origin.value):
         fields = Fields(name.decode(), version.decode(), None if source is None else source.decode())
     else:
-        fields = extract(origin.value, forms[application])  # the rules in full, and the reason
+        fields = extract(origin.value, form)  # the rules in full, and the reason
     if isinstance(fields, Malformed):
         return fields
     return check(application, epoch_of(application) if epoch is None else epoch, fields, again)

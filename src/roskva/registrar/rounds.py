@@ -51,8 +51,6 @@ class Rounds:
         self._look_at_all_s: list[float] = []
         self._unvisited: list[Session] = []
         self._visits = 0
-        keepalives_s = [application.keepalive_s for application in settings.applications.values()]
-        self._visit_seconds = max(1, int(min(keepalives_s, default=0.0) / 10))
 
     def members_changed(self, settling_until_s: float) -> None:
         """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
@@ -114,10 +112,12 @@ class Rounds:
         """An epoch that rose: rows in memory count for the old one. The sessions' rows are read anew, and their clients told."""
         for application in self._settings.applications:
             epoch = self.registrar.epoch_of(application)
-            if self.epochs[application] == epoch:
+            known = self.epochs.get(application)  # None: an application that was added meanwhile
+            if known == epoch:
                 continue
             behind = [one.client for one in self.registrar.sessions.values() if one.application == application and one.epoch < epoch]
-            log.warning("%s was reset: %d clients here state their registrations again", application, len(behind))
+            if known is not None:
+                log.warning("%s was reset: %d clients here state their registrations again", application, len(behind))
             self.registrar.rows.drop_epochs_before(epoch, application)
             await self._look_at(behind)
             if not any(one.application == application and one.epoch < epoch for one in self.registrar.sessions.values()):
@@ -133,7 +133,8 @@ class Rounds:
         """Visit a part of the sessions, so that each is visited within a tenth of the shortest keepalive, and no second visits all."""
         if not self._unvisited:
             self._unvisited = list(self.registrar.sessions.values())
-            self._visits = math.ceil(len(self._unvisited) / self._visit_seconds)
+            shortest_s = min((application.keepalive_s for application in self._settings.applications.values()), default=0.0)
+            self._visits = math.ceil(len(self._unvisited) / max(1, int(shortest_s / 10)))
         visited = self._unvisited[-self._visits :]
         del self._unvisited[-self._visits :]
         for session in visited:

@@ -1,0 +1,166 @@
+"""Applications that change while a gateway runs (gateway/reloading.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from roskva.config import LiveApplications, Settings, Sources
+from roskva.gateway.reloading import Applications, Reloading
+from roskva.gateway.service import Gateway
+from roskva.keys import load_keys
+from tests.gateway.conftest import close_engines
+from tests.gateway.talking import channel_url, hear_until, say
+
+SHOP = "[applications.shop]\nheartbeat_s = 600\n"
+
+
+def write(file: Path, text: str) -> None:
+    """As an editor that replaces the file."""
+    aside = file.with_suffix(".new")
+    aside.write_text(text)
+    os.replace(aside, file)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "roskva.toml"
+
+
+@pytest.fixture
+def reloading(file: Path, settings: Settings) -> tuple[Reloading, LiveApplications, list[tuple[Applications, Applications]]]:
+    """As a process that was started without a settings file; and what its observers heard."""
+    sources = Sources(file, False, {}, {"data": str(settings.data), "listen": settings.listen})
+    started = sources.load()
+    live = LiveApplications(started.applications)
+    watch = Reloading(replace(started, applications=live), live, sources)
+    heard: list[tuple[Applications, Applications]] = []
+    watch.observers.append(lambda before, after: heard.append((before, after)))
+    return watch, live, heard
+
+
+Watched = tuple[Reloading, LiveApplications, list[tuple[Applications, Applications]]]
+
+
+async def test_a_file_that_is_made_later_counts_and_observers_hear_what_changed(reloading: Watched, file: Path) -> None:
+    watch, live, heard = reloading
+    await watch.look()
+    assert (list(live), heard) == (["demo"], [])
+    write(file, SHOP + "[applications.demo]\n")
+    await watch.look()
+    assert live["shop"].heartbeat_s == 600
+    assert [(list(before), list(after)) for before, after in heard] == [(["demo"], ["shop", "demo"])]
+    write(file, SHOP.replace("600", "700"))
+    await watch.look()
+    assert (list(live), live["shop"].heartbeat_s) == (["shop"], 700)
+    assert heard[1][0]["shop"].heartbeat_s == 600  # what was before is not changed under whoever holds it
+    await watch.look()
+    write(file, SHOP.replace("600", "700") + "# a comment\n")
+    await watch.look()
+    assert len(heard) == 2
+
+
+BAD_FILES = [
+    "nonsense",
+    "[applications.shop]\nheartbeat = 1\n",
+    "[applications.shop]\nheartbeat_s = 0\n",
+    "[applications.SHOP]\n",
+    '[applications.shop]\nauthentication = "jwt"\njwt_keys = "/nowhere/keys.pem"\n',
+    'listen = "0.0.0.0:8470"\n[applications.shop]\n',
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
+async def test_a_bad_file_is_logged_once_and_changes_nothing(
+    reloading: Watched, file: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, live, heard = reloading
+    if text.startswith("listen"):
+        watch._sources = replace(watch._sources, flags={}) if watch._sources else None  # else a flag wins over the file
+    write(file, text)
+    with caplog.at_level(logging.INFO):
+        await watch.look()
+        await watch.look()
+    assert (list(live), heard) == (["demo"], [])
+    (entry,) = [record for record in caplog.records if record.name.startswith("roskva")]
+    assert entry.levelname == "ERROR"
+    assert "the settings in use stay" in entry.message
+    write(file, SHOP)
+    await watch.look()
+    assert list(live) == ["shop"]
+
+
+async def test_a_file_that_is_gone_changes_nothing(reloading: Watched, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch, live, _ = reloading
+    write(file, SHOP)
+    await watch.look()
+    os.unlink(file)
+    await watch.look()
+    assert list(live) == ["shop"]
+    assert "is gone" in caplog.text
+    write(file, SHOP.replace("shop", "wiki"))
+    await watch.look()
+    assert list(live) == ["wiki"]
+
+
+async def test_what_needs_a_restart_is_said_once(reloading: Watched, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch, live, _ = reloading
+    for number in range(3):
+        write(file, f"partitions = 8\nretry_horizon_s = 5\n{SHOP}# {number}\n")
+        await watch.look()
+    assert list(live) == ["shop"]
+    assert caplog.text.count("partitions, retry_horizon_s") == 1
+
+
+async def test_an_observer_that_fails_stops_nobody(reloading: Watched, file: Path) -> None:
+    watch, live, heard = reloading
+
+    def broken(before: Applications, after: Applications) -> None:
+        raise ZeroDivisionError
+
+    watch.observers.insert(0, broken)
+    write(file, SHOP)
+    await watch.look()
+    assert list(live) == ["shop"]
+    assert len(heard) == 1
+
+
+@pytest.fixture
+async def reloaded(file: Path, settings: Settings) -> AsyncIterator[Gateway]:
+    flags = {"data": str(settings.data), "listen": settings.listen, "reload_s": "0.05"}
+    sources = Sources(file, False, {}, flags)
+    gateway = Gateway(sources.load(), sources=sources)
+    await gateway.start()
+    yield gateway
+    await gateway.stop()
+    close_engines(gateway.settings)
+
+
+async def test_a_running_gateway_serves_an_application_that_was_added(
+    reloaded: Gateway, file: Path, anybody: aiohttp.ClientSession
+) -> None:
+    body = {"application": "shop", "object": "a", "version": 1}
+    async with anybody.post(reloaded.url + "/v1/publish", json=body) as answer:
+        assert answer.status == 404
+    write(file, SHOP)
+    async with asyncio.timeout(5):
+        while "shop" not in reloaded.settings.applications:
+            await asyncio.sleep(0.02)
+    async with anybody.post(reloaded.url + "/v1/publish", json=body) as answer:
+        assert answer.status == 200
+    async with anybody.ws_connect(channel_url(reloaded)) as socket:
+        await say(socket, init={"nonce": "n", "application": "shop", "device": "phone"})
+        assert (await hear_until(socket, "grant"))["grant"]["token"]
+    await asyncio.sleep(1.2)  # the Registrar's round of the second
+    admin = {"Authorization": f"Bearer {load_keys(reloaded.settings.data).admin}"}
+    async with anybody.get(reloaded.url + "/v1/status", headers=admin) as answer:
+        assert (await answer.json())["applications"] == ["shop"]
+    assert reloaded.registrar.rounds.epochs["shop"] == 0
