@@ -50,7 +50,7 @@ def test_every_error_says_what_to_do_in_one_line(cls: type[RoskvaError]) -> None
 @pytest.mark.parametrize("cls", CLASSES)
 def test_what_is_transient_is_the_servers_fault(cls: type[RoskvaError]) -> None:
     assert cls.transient == issubclass(cls, Unavailable)
-    assert cls.transient == (cls.status == 503)
+    assert cls.transient == (cls.status in (429, 503))
 
 
 def test_a_message_does_not_grow_with_its_input() -> None:

@@ -157,7 +157,7 @@ class UnknownPath(BadRequest):
 class OriginRefused(BadRequest):
     code = "origin-refused"
     status = 403
-    advice = "Serve the page from the same host and port, and let proxies pass on the Host header."
+    advice = "List the origin in `origins` of the application, or serve the page from the same host and port; proxies must pass on Host."
 
     def __init__(self, origin: str) -> None:
         super().__init__(f"Pages of {_shown(origin)} may not call this service.")

@@ -29,13 +29,13 @@ class Line:
         self.address = address
         self.party = Party(origin, application)
         self.told: list[str] = []
-        self.closed_with = ""
+        self.closed: list[str] = []
 
     def send(self, data: bytes) -> None:
         self.told.append(json.loads(data)["error"]["code"])
 
     def close(self, code: str) -> None:
-        self.closed_with = code
+        self.closed.append(code)
 
 
 class Rig:
@@ -100,9 +100,9 @@ def test_before_the_application_is_known_the_lowest_rate_counts_then_its_own() -
 def test_whoever_goes_on_is_closed() -> None:
     rig, line = Rig(), Line(application="shop")
     assert rig.heard(line, 50 + 500) == 50
-    assert not line.closed_with  # ten bursts were refused
+    assert line.closed == []  # ten bursts were refused
     assert rig.heard(line, 1) == 0
-    assert line.closed_with == "rate-limited"
+    assert line.closed == ["rate-limited"]
 
 
 def test_rates_follow_the_settings() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from roskva.config import ApplicationSettings
 from roskva.gateway.service import Gateway
+from roskva.gateway.websocket import WebSocketConnection
 from tests.gateway.conftest import Start
 from tests.gateway.talking import UPGRADE, Raw, channel_url, close_of, frame, handshake, hear, hear_until, say
 from tests.security.conftest import connect_from
@@ -111,7 +112,9 @@ async def test_pings_of_somebody_who_reads_nothing_collect_no_answers(gateway: G
         connection = list(gateway.router.connections.values())[-1]
         while connection not in gateway.port.paused:
             connection.send(b"x" * 8_000)
-        transport = connection._transport.underlying_transport  # type: ignore[attr-defined]
+        assert isinstance(connection, WebSocketConnection)
+        assert connection._transport is not None
+        transport = connection._transport.underlying_transport
         waiting = transport.get_write_buffer_size()
         await raw.send(frame(9, b"p" * 125) * 500)
         await asyncio.sleep(0.2)
