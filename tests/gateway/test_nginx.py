@@ -48,6 +48,7 @@ http {{
         location / {{
             proxy_pass {service};
             proxy_set_header Host $http_host;
+            proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
             {upgrade}
         }}
     }}
@@ -133,6 +134,23 @@ async def test_a_page_is_of_the_same_origin_where_nginx_passes_on_the_host(
             assert answer.status == 201
         async with http.post(url + "/v1/channels", headers={"Origin": "http://elsewhere.example"}) as answer:
             assert answer.status == 403
+
+
+async def test_limits_count_for_the_address_that_nginx_saw(start: Start, http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    gateway = await start(connections_per_address_max=1)
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with nginx(tmp_path, gateway.url, UPGRADE) as url, aiohttp.ClientSession(connector=connector) as stranger:
+        channel = url.replace("http", "ws") + "/v1/channel"
+        invented = {"X-Forwarded-For": "127.0.0.1"}  # nginx adds its own after it
+        async with stranger.ws_connect(channel):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await stranger.ws_connect(channel, headers=invented)
+            assert refused.value.status == 503
+            async with stranger.post(url + "/v1/channels", headers=invented) as answer:
+                assert (await answer.json())["error"]["code"] == "too-many-connections"
+            async with http.ws_connect(channel), http.ws_connect(channel):  # of 127.0.0.1, without limits
+                assert len(gateway.router.connections) == 3
+    assert gateway.metrics.limited_connections_of_address == 2
 
 
 def test_nothing_is_silent_for_as_long_as_nginx_waits_by_default() -> None:

@@ -40,6 +40,7 @@ async def test_handshakes_of_one_address(start: Start, http: aiohttp.ClientSessi
             await say(another, init=INIT)
             assert (await hear(another))["error"]["code"] == "rate-limited"
         assert gateway.metrics.limited_handshakes == 2
+        assert gateway.registrar.counters.handshakes == 3  # of the other client, and the two: nothing was done for the rest
 
 
 async def test_messages_of_one_connection(start: Start, http: aiohttp.ClientSession) -> None:
