@@ -78,6 +78,8 @@ VALUES: list[tuple[str, bytes]] = [
     ("demo", b'{"object":"a","version":1,"source":1.5}'),
     ("demo", b'{"object":"a","version":1,"source":{"x":1}}'),
     ("demo", b'{"object":"a","version":1,"source":"' + b"y" * 129 + b'"}'),
+    ("demo", b'{"object":"a","version":1,"x":' + b"[" * 998 + b"]" * 998 + b"}"),
+    ("demo", b'{"version":1,"object":' + b"[" * 5_000 + b"]" * 5_000 + b"}"),
     ("shop", b'{"doc":{"id":"sku-1","rev":12},"by":"till"}'),
     ("shop", b'{"doc":{"id":"sku-1"},"rev":12}'),
     ("shop", b'{"doc":[{"id":"sku-1","rev":12}]}'),

@@ -133,7 +133,7 @@ def _is_whole_json(value: bytes) -> bool:
     """The JVM's parser stops at the end of the document, whatever follows, and reads what is not UTF-8 as question marks."""
     try:
         _whole_json.decode(value.decode())
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
