@@ -5,7 +5,7 @@
  * page share.
  */
 
-import { ClientStopped, RoskvaError } from "./core/errors.ts";
+import { ClientStopped, FORGOTTEN, RoskvaError } from "./core/errors.ts";
 import { checkVersion, type Name, nameFromText } from "./core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "./errors.ts";
 import { type ClientEvents, type ClientOptions, type Settled, settled } from "./options.ts";
@@ -54,6 +54,8 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   readonly #signalled = new Map<Name, AbortController>(); // registrations with a signal; aborted when they end: it is listened to no more
   #untaken: Latest = new Map(); // for loops
   readonly #withApplication = new Set<Notification>(); // taken by a loop, not acknowledged
+  #forgetToo: (() => Promise<void>)[] = [];
+  #emptied: Promise<void> | null = null;
   #source: Source | null = null;
   #starting: Promise<void> | null = null;
   readonly #watchers = new Set<() => void>();
@@ -109,12 +111,15 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   }
 
   /**
-   * Sign out: the service deletes this client's id with all its registrations, the kept state goes, and the client has ended. If the
-   * service does not confirm it in time this fails; the client has ended and its state is gone all the same.
+   * Sign out: the service deletes this client's id with all its registrations, the kept state goes, and the client has ended; so have its
+   * caches, and their stores are empty. If the service does not confirm it in time, or a store cannot be emptied, this fails; the rest is
+   * done all the same.
    */
   async forget(timeoutMs = 10_000): Promise<void> {
     const source = await this.#running();
     source.forget();
+    const emptied = (this.#emptied ??= this.#forgetCaches());
+    emptied.catch(() => {}); // said below, after all else
     try {
       await this.#until(() => !!source.stopped, timeoutMs, "The client is not deleted");
     } finally {
@@ -122,7 +127,24 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
         await source.deleteState();
       } finally {
         await this.close();
+        await emptied;
       }
+    }
+  }
+
+  whenForgotten(forget: () => Promise<void>): () => void {
+    this.#forgetToo.push(forget);
+    return () => void (this.#forgetToo = this.#forgetToo.filter((one) => one !== forget));
+  }
+
+  /** The last first: it may hold the store of one before it. */
+  async #forgetCaches(): Promise<void> {
+    const forget = this.#forgetToo.pop();
+    if (!forget) return;
+    try {
+      await forget();
+    } finally {
+      await this.#forgetCaches();
     }
   }
 
@@ -243,7 +265,9 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
           if (this.#withApplication.has(notification)) this.acknowledge(notification);
         } finally {
           // Left: to the front, as it was taken; unless something newer came meanwhile.
-          if (this.#withApplication.delete(notification) && !this.#untaken.has(key)) this.#untaken = new Map([[key, notification], ...this.#untaken]);
+          if (this.#withApplication.delete(notification) && !this.#untaken.has(key)) {
+            this.#untaken = new Map([[key, notification], ...this.#untaken]);
+          }
           this.#watch();
         }
         break; // others may loop, too
@@ -353,6 +377,10 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     } else if (told.kind === "stopped") {
       this.#watch();
       this.#dispatch("stopped", { error: told.error });
+      // In another tab, perhaps; else `forget` does it.
+      if (told.error.message.startsWith(FORGOTTEN)) {
+        (this.#emptied ??= this.#forgetCaches()).catch((error) => this.#dispatch("error", { error }));
+      }
     } else {
       this.#changed();
     }

@@ -3,7 +3,7 @@
 import type { Channel } from "./channels/channel.ts";
 import type { Link, NotConnected, Received } from "./channels/link.ts";
 import { type SocketClass, WebSocketLink } from "./channels/websocket.ts";
-import type { Attempt, Choice, Failure, Kind } from "./choice.ts";
+import { type Attempt, Choice, type Failure, type Kind } from "./choice.ts";
 import type { Clock } from "./clock.ts";
 
 export type ChannelChoice = "auto" | "websocket" | "long-poll" | Channel;
@@ -18,18 +18,20 @@ export class Connector {
   readonly #channel: ChannelChoice;
   readonly #socket: SocketClass | undefined;
   readonly #over = new AbortController();
+  readonly #choice: Choice;
   #attempt: Attempt;
-  #choice: Choice | null = null; // null: nothing was learned yet
   #returned: Link | null = null; // made beside long polls, to take their place
 
   constructor(urls: readonly string[], channel: ChannelChoice, socket: SocketClass | undefined, clock: Clock) {
     this.#urls = urls;
-    this.#channel = channel === "auto" && !socket ? "long-poll" : channel;
+    this.#channel = channel;
     this.#socket = socket;
     this.#clock = clock;
+    const kind = typeof channel !== "string" ? "carried" : channel === "auto" && !socket ? "long-poll" : channel;
+    this.#choice = new Choice(urls.length, kind, Math.random);
+    this.#attempt = this.#choice.attempt(0);
     this.url = urls[0] as string;
-    this.kind = typeof channel !== "string" ? "carried" : this.#channel === "long-poll" ? "long-poll" : "websocket";
-    this.#attempt = { url: 0, kind: this.kind };
+    this.kind = this.#attempt.kind;
   }
 
   /** The next connection is made already. */
@@ -47,13 +49,13 @@ export class Connector {
   async connect(): Promise<Link> {
     const returned = this.#returned;
     this.#returned = null;
-    this.#attempt = (returned ? this.#choice?.returned() : this.#choice?.attempt(this.#clock.now())) ?? this.#attempt;
+    this.#attempt = returned ? this.#choice.returned() : this.#choice.attempt(this.#clock.now());
     this.url = this.#urls[this.#attempt.url] as string;
     this.kind = this.#attempt.kind;
     try {
       return returned ?? (await this.#make());
     } catch (error) {
-      (await this.#learn())?.failed(this.#clock.now(), this.#attempt, whyOf(error));
+      this.#choice.failed(this.#clock.now(), this.#attempt, whyOf(error));
       throw error;
     }
   }
@@ -61,7 +63,7 @@ export class Connector {
   async #make(): Promise<Link> {
     if (typeof this.#channel !== "string") return this.#channel.link();
     if (this.kind !== "long-poll") return this.#webSocket();
-    const { LongPollLink } = await import("./channels/longpoll.ts");
+    const { LongPollLink } = await import("./channels/longpoll.ts"); // most never need it
     return LongPollLink.connect(this.url, this.#over.signal);
   }
 
@@ -69,23 +71,14 @@ export class Connector {
     return WebSocketLink.connect(this.url, this.#socket as SocketClass, this.#over.signal);
   }
 
-  /** What follows from a failure is loaded beside the first connection. While it cannot be, nothing is learned: the same is tried again. */
-  async #learn(): Promise<Choice | null> {
-    const loaded = await import("./choice.ts").catch(() => null);
-    const kind = typeof this.#channel === "string" ? this.#channel : "carried";
-    return (this.#choice ??= loaded && new loaded.Choice(this.#urls.length, kind, Math.random));
-  }
-
   /** Run the connection to its end; answers why it ended. */
   async carry(link: Link, received: Received): Promise<string> {
     const beganS = this.#clock.now();
-    const learning = this.#learn();
-    const stop = this.#choice && link.giveWay(this.#clock, this.#choice, () => this.#webSocket(), (next) => (this.#returned = next));
+    const stop = link.giveWay(this.#clock, this.#choice, () => this.#webSocket(), (next) => (this.#returned = next));
     const why = await link.run(received);
     stop?.();
     const nowS = this.#clock.now();
-    const choice = await learning;
-    if (!this.#returned) choice?.ended(nowS, this.#attempt, nowS - beganS, link.heard, link.cut);
+    if (!this.#returned) this.#choice.ended(nowS, this.#attempt, nowS - beganS, link.heard, link.cut);
     return why;
   }
 }

@@ -54,6 +54,7 @@ export class LiveCache<V> {
   readonly #turns = new Map<Name, Promise<void>>(); // registrations on their way
   readonly #wakes = new Set<() => void>(); // whoever pauses
   #epoch = 0; // of the last notification: in which the versions of what is fetched from now on are counted
+  readonly #outliveForgetting: () => void;
   #starting: Promise<void> | null = null;
   #ready: boolean; // or there is something to take up
 
@@ -91,6 +92,7 @@ export class LiveCache<V> {
     this.#background = new Places(this.#options.refreshesMax);
     this.#watching = new Watching(this.#clock, this.#options.pauses, (name) => this.#live(name), (name) => this.get(name), this.#options.warn);
     this.#watching.listen(client);
+    this.#outliveForgetting = client.whenForgotten?.(() => this.forget()) ?? (() => {});
     this.#ready = this.#store === null;
   }
 
@@ -111,7 +113,15 @@ export class LiveCache<V> {
     await Promise.allSettled([this.#starting, ...[...this.#flights].map((flight) => flight.landed)]);
     await Promise.all([...this.#slots.values()].map((slot) => this.#leave(slot, this.#store?.durable ?? false)));
     this.#slots.clear();
-    await this.#writer?.close();
+    if (this.#writer === null) this.#outliveForgetting();
+    else await this.#writer.close();
+  }
+
+  /** The user signed out (`Client.forget` calls this): the cache has ended, and its store is empty, whoever filled it. */
+  async forget(): Promise<void> {
+    for (const slot of this.#slots.values()) slot.registered = false; // the client has none any more
+    await this.close();
+    await this.#writer?.clear();
   }
 
   /**

@@ -39,4 +39,6 @@ export interface Registrations {
   toldUntil(id: string): number | null;
   /** A monotonic clock, in seconds. */
   now(): number;
+  /** For caches: called when the user signed out, in whatever tab, to leave nothing behind. What this answers takes it back. */
+  whenForgotten?(forget: () => Promise<void>): () => void;
 }

@@ -598,3 +598,24 @@ test("a client that is about to connect is closed at once", async () => {
   await client.close();
   await assert.rejects(client.synced(), { code: "client-stopped" });
 });
+
+test("where the platform has no WebSocket, as in Node 20, a client polls by itself", async () => {
+  const { WebSocket: ours, fetch: real } = globalThis;
+  const asked: string[] = [];
+  Reflect.deleteProperty(globalThis, "WebSocket");
+  globalThis.fetch = (async (url: string, { method = "GET" }: RequestInit = {}) => {
+    asked.push(`${method} ${url}`);
+    return new Response(url.endsWith("/channels") ? '{"id":"c1"}' : null, { status: url.endsWith("/channels") ? 201 : 410 });
+  }) as typeof fetch;
+  try {
+    const client = new Client("http://x", { application: "shop", state: new MemoryState() });
+    await client.start();
+    await new Promise((done) => client.addEventListener("connected", done));
+    assert.equal(client.channel, "long-poll");
+    assert.equal(asked[0], "POST http://x/v1/channels");
+    assert.throws(() => new Client("http://x", { application: "shop", channel: "websocket" }), InvalidSetting);
+    await client.close();
+  } finally {
+    Object.assign(globalThis, { WebSocket: ours, fetch: real });
+  }
+});

@@ -5,6 +5,7 @@ import { test } from "node:test";
 import { Client } from "../src/client.ts";
 import { type Name, nameFromText } from "../src/core/model.ts";
 import type { Notification } from "../src/registrations.ts";
+import { LiveCache, MemoryStore } from "../src/livecache.ts";
 import { MemoryState } from "../src/stores/memory.ts";
 import { Hub, LEFT_MAX } from "../src/tabs/hub.ts";
 import { type FromLeader, scopeOf, type Standing, type Wish } from "../src/tabs/messages.ts";
@@ -619,11 +620,16 @@ test("the shell: a tab that is closed is not waited for, and one that signs out 
   [...backend.sockets][0]?.notify("x", 5);
   await second.close();
   await eventually(() => backend.acks.length === 1);
+  const store = new MemoryStore({ durable: true });
+  const cache = new LiveCache(first, () => "value", { store });
+  await cache.get("y");
+  assert.equal(store.entries.size, 1);
   const ended: Promise<unknown>[] = [first, third].map((client) => new Promise((done) => client.addEventListener("stopped", done)));
   await assert.rejects(third.forget(50), { name: "TimeoutError" }); // this service does not know how
   await Promise.all(ended);
   assert.equal(state.read(), null);
   await assert.rejects(first.register("y"), { code: "client-stopped" });
+  await eventually(() => store.entries.size === 0);
   await first.close();
 });
 

@@ -1,10 +1,10 @@
 /** A connection by long polls: a GET that waits for what the service says, and POSTs (docs/protocol.md, Long polls). */
 
 import type { Choice } from "../choice.ts";
-import { type Clock, systemClock } from "../clock.ts";
-import { whyOf } from "../connector.ts";
+import type { Clock } from "../clock.ts";
 import { CONNECT_S } from "../settings.ts";
-import { Link, NotConnected, type Received } from "./link.ts";
+import { Link, NotConnected, systemClock, whyOf } from "../together.ts";
+import type { Received } from "./link.ts";
 
 const TRIES = 3; // of one request, or of polls in a row, before the connection is given up
 const PAUSE_S = 1; // before a request is made again

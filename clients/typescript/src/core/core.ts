@@ -28,7 +28,7 @@
 
 import type { Action, Notification, Send } from "./actions.ts";
 import { Desired } from "./desired.ts";
-import { ClientStopped, InvalidName, RoskvaError } from "./errors.ts";
+import { ClientStopped, FORGOTTEN, InvalidName, RoskvaError } from "./errors.ts";
 import { ackOf, Handover } from "./handover.ts";
 import { Handshake } from "./handshake.ts";
 import { pauseS, withinReason } from "./limits.ts";
@@ -136,7 +136,7 @@ export class ClientCore {
 
   #forgotten(): void {
     this.#writeState();
-    this.#end(new ClientStopped("The client was forgotten."));
+    this.#end(new ClientStopped(FORGOTTEN));
   }
 
   /** A channel is up. A session lives on over any channel: its first message says where the client is now. */

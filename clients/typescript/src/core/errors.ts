@@ -65,6 +65,9 @@ export class StateDamaged extends RoskvaError {
   }
 }
 
+/** Said by the one who signed out; its tabs hear only the words. */
+export const FORGOTTEN = "The client was forgotten.";
+
 export class ClientStopped extends RoskvaError {
   constructor(what: string) {
     super("client-stopped", `${what} Start a new client; give each running client a state of its own.`);

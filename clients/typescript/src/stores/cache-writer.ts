@@ -82,4 +82,14 @@ export class CacheWriter {
     await this.#writing;
     if (this.#loaded) await this.#store.close();
   }
+
+  /** The store holds nothing any more: neither what this cache wrote, nor what was there before. */
+  async clear(): Promise<void> {
+    await this.close();
+    try {
+      await this.#store.write([], (await this.#store.load()).map(({ name }) => name));
+    } finally {
+      await this.#store.close();
+    }
+  }
 }

@@ -84,6 +84,8 @@ export class SqliteStore implements CacheStore {
       if (database.isTransaction) database.exec("ROLLBACK");
       throw error;
     }
+    // Deleted rows are still in the file; after signing out they must not be.
+    if (gone.length > 0 && database.prepare("SELECT 1 FROM kept LIMIT 1").get() === undefined) database.exec("VACUUM");
   }
 
   async close(): Promise<void> {

@@ -9,13 +9,12 @@
  * (tab.ts) and steals the lock. The one that lost it notices when it runs again: it ends its reign and follows.
  */
 
-import { ClientStopped, RoskvaError } from "../core/errors.ts";
+import type { RoskvaError } from "../core/errors.ts";
 import type { Name } from "../core/model.ts";
 import type { Notification } from "../registrations.ts";
-import { Session, type SessionOptions } from "../session.ts";
+import type { SessionOptions } from "../session.ts";
 import type { Source, Told } from "../source.ts";
-import { unguessable } from "../stores/store.ts";
-import { onWake } from "../wake.ts";
+import { ClientStopped, FORGOTTEN, onWake, Session, unguessable } from "../together.ts";
 import { Hub, type HubAction } from "./hub.ts";
 import { type FromLeader, type FromTab, scopeOf, type Standing } from "./messages.ts";
 import { Tab, type TabAction } from "./tab.ts";
@@ -196,7 +195,7 @@ export class SharedSession implements Source {
   /** All tabs are signed out, whether the service has confirmed it or not. */
   async deleteState(): Promise<void> {
     const session = this.#reign?.session;
-    const { code, message } = new ClientStopped("The client was forgotten.");
+    const { code, message } = new ClientStopped(FORGOTTEN);
     this.#post({ from: this.#id, term: "", to: "", leader: { kind: "stopped", code, message } });
     if (session) await session.deleteState();
     else await this.#options.state.delete();
