@@ -34,7 +34,7 @@ class WorldLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._world_clock = clock
         self._selector = self
-        self._clock_resolution = 1e-9
+        self._clock_resolution = 1e-6  # above what a float tells apart after years: a timer that is due by less would never fire
 
     def time(self) -> float:
         return self._world_clock()

@@ -70,7 +70,7 @@ class PromiseUnderSweeps(PromiseOfService):
             self.publish([(name, None, 1) for name in NAMES], [])
 
     def teardown(self) -> None:
-        if hasattr(self, "world") and sys.exc_info()[0] is None:
+        if hasattr(self, "world") and hasattr(self, "day") and sys.exc_info()[0] is None:  # a run may end between two of the initial rules
             self.season(news=True)
         super().teardown()
 
