@@ -43,13 +43,14 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
     | {"access", "address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
-    | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
+    | {"pipeline.health", "pipeline.offsets", "pipeline.propagation", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {
         "access",
         "address",
         "parent",
         "config",
+        "durable",
         "keys",
         "client",
         "publisher",

@@ -184,7 +184,8 @@ OUTCOME_COVERED: Final = 3  # a registration took effect, and the client holds w
 OUTCOME_UNREGISTERED: Final = 4  # an unregistration took effect
 OUTCOME_LOST: Final = 5  # of a sweep or an invalidation: what the Matcher or the feed held of it was lost or is void: register anew
 OUTCOME_COLLECT: Final = 6  # of a sweep: not seen since the day `version`, or before: may the client be collected?
-OUTCOME_ZOMBIE: Final = 7  # of a sweep: the row has no `created`: is it nobody's? Both name no object
+OUTCOME_ZOMBIE: Final = 7  # of a sweep: the row has no `created`: is it nobody's?
+OUTCOME_ERASE: Final = 8  # of an operator: collect the client at once, online or not. These three name no object
 
 
 SETTLED: Final = 0  # acknowledged, durable or void: nothing more is owed

@@ -33,6 +33,8 @@ COMMANDS = [
     "invalidate",
     "reset",
     "conformance",
+    "app",
+    "user",
 ]
 
 STATUS = {

@@ -59,7 +59,7 @@ def drop(settings: Settings, arguments: argparse.Namespace) -> int:
     print(f"drop {what} of {settings.data}: {size / 1e6:,.1f} MB\n{_COSTS[what]}")
     if manifest is None:
         print(_OUTDATED)
-    if not arguments.yes and not _agreed():
+    if not arguments.yes and not agreed("drop"):
         print("Nothing was dropped.")
         return 1
     if manifest is None:
@@ -71,9 +71,9 @@ def drop(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _agreed() -> bool:
+def agreed(command: str) -> bool:
     if not sys.stdin.isatty():
-        raise BadRequest("`roskva drop` asks first, and nobody can answer here: there is no terminal. Give --yes to go ahead.")
+        raise BadRequest(f"`roskva {command}` asks first, and nobody can answer here: there is no terminal. Give --yes to go ahead.")
     print("Type yes to go ahead: ", end="", flush=True)
     return sys.stdin.readline().strip() == "yes"
 

@@ -1,6 +1,7 @@
 """The commands, their options and help, and how errors look: one line on stderr, no traceback; 0 done, 1 failed, 2 misused.
 
-Commands are imported when they run, so that `roskva --help` is quick and a machine without the server's packages can publish.
+Commands are imported when they run, so that `roskva --help` is quick and a machine without the server's packages can publish. It is long:
+one place shows all commands.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8470"
 SWEEPS: Final = ("collect", "zombies", "purge", "objects", "scratch", "compare", "repair")
+_DATA_FOR_KEY: Final = "the service's data directory, for the key of operators (default: as `up` has it)"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _DESCRIPTION: Final = """\
@@ -78,6 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_service_commands(commands)
     _add_talking_commands(commands)
+    _add_app(commands)
+    _add_user(commands)
     _add_conformance(commands)
     _add_simulate(commands)
     return parser
@@ -138,6 +142,8 @@ def _add_talking_commands(commands: Any) -> None:
     watch = _add(commands, "watch", _watch, "register for objects and print notifications as they come", _WATCH_MORE)
     watch.add_argument("objects", metavar="APPLICATION/NAME", nargs="+")
     watch.add_argument("--state", metavar="FILE", type=Path, help="keep the client's state there, and go on with it at the next start")
+    credential = "whose client it is: a credential, or @FILE with one that is read whenever one is asked for (default: ROSKVA_CREDENTIAL)"
+    watch.add_argument("--credential", metavar="TEXT|@FILE", default=os.environ.get("ROSKVA_CREDENTIAL", ""), help=credential)
     watch.add_argument("--count", metavar="N", type=_positive(int), help="end after so many notifications")
     watch.add_argument("--timeout", metavar="SECONDS", type=_positive(float), help="end, with status 1, after so long")
     invalidate = _add(commands, "invalidate", _invalidate, "let everyone registered for objects fetch them anew", _INVALIDATE_MORE)
@@ -157,18 +163,72 @@ def _add_talking_commands(commands: Any) -> None:
     letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
     letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
     letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
-    for parser in (status, look, letters, invalidate, reset):
-        parser.add_argument(
-            "--data", metavar="DIR", help="the service's data directory, for the key of operators (default: as `up` has it)"
-        )
+    for parser in (publish, status, look, letters, invalidate, reset):
+        parser.add_argument("--data", metavar="DIR", help=_DATA_FOR_KEY)
     for parser in (publish, watch, status, look, letters, invalidate, reset):
-        parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
-        parser.add_argument(
-            "--url",
-            metavar="URL",
-            default=os.environ.get("ROSKVA_URL", DEFAULT_URL),
-            help=f"the service (default: ROSKVA_URL, or {DEFAULT_URL})",
-        )
+        _add_url(parser)
+
+
+def _add_app(commands: Any) -> None:
+    app = commands.add_parser(
+        "app",
+        help="make applications and their publish keys, in the settings file",
+        description="Make applications and their publish keys, in the settings file.",
+        epilog=_APP_MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = app.add_subparsers(metavar="WHAT", required=True)
+    listing = _add(parts, "list", _of_apps("list_apps"), "show the applications", "")
+    listing.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    create = _add(parts, "create", _of_apps("create"), "make an application with a publish key, which is shown once", "")
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--auth", choices=("jwt", "webhook", "none"), help="how its clients say who their user is")
+    create.add_argument("--jwt-keys", metavar="FILE|URL", help="what JSON Web Tokens are verified with")
+    create.add_argument("--webhook", metavar="URL", help="what is asked whose a credential is")
+    create.add_argument("--origin", metavar="ORIGIN", action="append", default=[], help="a page of which may call; may be repeated")
+    key = parts.add_parser("key", help="add, list or remove publish keys", description="Add, list or remove publish keys.")
+    keys = key.add_subparsers(metavar="WHAT", required=True)
+    add = _add(keys, "add", _of_apps("add_key"), "make another publish key, which is shown once", "")
+    shown = _add(keys, "list", _of_apps("list_keys"), "show how the hashes of the keys begin", "")
+    remove = _add(keys, "remove", _of_apps("remove_key"), "let a key count no more", "")
+    for parser in (add, shown, remove):
+        parser.add_argument("name", metavar="NAME", help="the application")
+    remove.add_argument("prefix", metavar="PREFIX", help="how its hash begins")
+    remove.add_argument("--force", action="store_true", help="the last one, too: then anybody may publish")
+    for parser in (listing, create, add, shown, remove):
+        parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME})")
+
+
+def _add_user(commands: Any) -> None:
+    user = commands.add_parser(
+        "user",
+        help="revoke a user's credentials, look at its clients, or erase them",
+        description="Revoke a user's credentials, look at its clients, or erase them.",
+        epilog=_USER_MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = user.add_subparsers(metavar="WHAT", required=True)
+    revoke = _add(parts, "revoke", _of_users("revoke"), "let credentials that were issued until now count no more", "")
+    clients = _add(parts, "clients", _of_users("clients"), "show the user's clients; looks at all clients' rows", "")
+    erase = _add(parts, "erase", _of_users("erase"), "collect the user's clients, online or not; looks at all clients' rows", "")
+    erase.add_argument("--yes", action="store_true", help="do not ask")
+    for parser in (revoke, clients, erase):
+        parser.add_argument("application", metavar="APPLICATION")
+        parser.add_argument("user", metavar="USER", help="as credentials name it: `sub` of a JSON Web Token")
+        parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file (default: {FILE_NAME})")
+    for parser in (clients, erase):
+        parser.add_argument("--data", metavar="DIR", help=_DATA_FOR_KEY)
+        _add_url(parser)
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        default=os.environ.get("ROSKVA_URL", DEFAULT_URL),
+        help=f"the service (default: ROSKVA_URL, or {DEFAULT_URL})",
+    )
 
 
 def _add_conformance(commands: Any) -> None:
@@ -310,6 +370,26 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
     return dead_letters(arguments)
 
 
+def _of_apps(name: str) -> Callable[[argparse.Namespace], int]:
+    def act(arguments: argparse.Namespace) -> int:
+        from roskva.cli import apps
+
+        status: int = getattr(apps, name)(arguments)
+        return status
+
+    return act
+
+
+def _of_users(name: str) -> Callable[[argparse.Namespace], int]:
+    def act(arguments: argparse.Namespace) -> int:
+        from roskva.cli import users
+
+        status: int = getattr(users, name)(arguments)
+        return status
+
+    return act
+
+
 def _conformance(arguments: argparse.Namespace) -> int:
     from roskva.cli.conformance import conformance
 
@@ -408,6 +488,26 @@ examples:
   roskva watch demo/hello demo/world
   roskva watch demo/hello --state me.state --json
   roskva watch demo/hello --count 1 --timeout 60"""
+
+_APP_MORE: Final = """\
+They are tables of the settings file, which is made if there is none; comments in it stay. A running service takes changes up by itself.
+The file holds hashes of keys only: a key is shown once, alone on standard output.
+
+examples:
+  roskva app create shop --auth jwt --jwt-keys shop.pem --origin https://shop.example
+  roskva app list
+  roskva app key add shop
+  roskva app key list shop
+  roskva app key remove shop 3fa9c1"""
+
+_USER_MORE: Final = """\
+To revoke changes the settings file; a running service takes it up by itself, and the user's clients must show newer credentials. To
+erase collects all clients of the user, for good; it does not revoke anything.
+
+examples:
+  roskva user revoke shop ann
+  roskva user clients shop ann
+  roskva user erase shop ann --yes"""
 
 _INVALIDATE_MORE: Final = """\
 They are told "unknown": for when what they hold may be wrong and no new version says so. A * at the end stands for whatever

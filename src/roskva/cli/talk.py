@@ -7,13 +7,15 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from roskva.cli.http import checked_url
+from roskva.cli.settings import operator_key
 from roskva.client.actions import Notification
 from roskva.client.shell import Client
 from roskva.errors import BadRequest, MalformedMessage, RoskvaError
@@ -47,19 +49,20 @@ def split_object(text: str) -> tuple[str, str]:
 
 def publish(arguments: argparse.Namespace) -> int:
     url = checked_url(arguments.url)
+    key = arguments.key or operator_key(url, arguments)
     if arguments.object == "-":
-        return _publish_lines(url, sys.stdin, arguments)
+        return _publish_lines(url, key, sys.stdin, arguments)
     application, name = split_object(arguments.object)
     source = check_device(arguments.source) if arguments.source else None
     change = Change(application, name, version_from_text(arguments.version), source)
-    error = _send(url, application, [change])[0]
+    error = _send(url, key, application, [change])[0]
     if error is not None:
         raise error
     _print(change, arguments.json)
     return 0
 
 
-def _publish_lines(url: str, lines: TextIO, arguments: argparse.Namespace) -> int:
+def _publish_lines(url: str, key: str, lines: TextIO, arguments: argparse.Namespace) -> int:
     """In batches, in the order of the lines. A line that is refused is told and left out; the rest goes through."""
     refused = 0
     numbered = enumerate(lines, 1)
@@ -75,7 +78,7 @@ def _publish_lines(url: str, lines: TextIO, arguments: argparse.Namespace) -> in
                 refused += 1
                 print(f"roskva: line {number}: {error}", file=sys.stderr)
         for application, batch in changes.items():
-            for change, failed in zip(batch, _send(url, application, batch), strict=True):
+            for change, failed in zip(batch, _send(url, key, application, batch), strict=True):
                 if failed is None:
                     _print(change, arguments.json)
                 else:
@@ -101,8 +104,8 @@ def read_change(line: str, number: int, source: str) -> Change:
     return Change(application, name, version_from_number(value["version"]), named and check_device(named), number)
 
 
-def _send(url: str, application: str, changes: list[Change]) -> list[RoskvaError | None]:
-    with BlockingPublisher(url, application=application, retry_for_s=_RETRY_FOR_S) as publisher:
+def _send(url: str, key: str, application: str, changes: list[Change]) -> list[RoskvaError | None]:
+    with BlockingPublisher(url, application=application, key=key or None, retry_for_s=_RETRY_FOR_S) as publisher:
         return publisher.publish_many([(change.name, change.version, change.source) for change in changes])
 
 
@@ -141,7 +144,14 @@ async def _watch(url: str, wanted: dict[str, list[str]], arguments: argparse.Nam
             followers = []
             for application, names in wanted.items():
                 client = await stack.enter_async_context(
-                    Client(url, application=application, state=arguments.state, on_failure=_failure(application))
+                    Client(
+                        url,
+                        application=application,
+                        state=arguments.state,
+                        credential=credential_of(arguments.credential),
+                        on_failure=_failure(application),
+                        on_credential_refused=_credential_refused,
+                    )
                 )
                 for name in names:
                     await client.register(name)
@@ -155,6 +165,26 @@ async def _watch(url: str, wanted: dict[str, list[str]], arguments: argparse.Nam
         print(f"roskva: not all that was waited for came within {arguments.timeout:g} s.", file=sys.stderr)
         return 1
     return 0
+
+
+def credential_of(text: str) -> str | Callable[[], str] | None:
+    """A credential, or what reads one from a file whenever another is needed; None: there is none."""
+    if not text.startswith("@"):
+        return text or None
+    file = Path(text[1:])
+
+    def read() -> str:
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"The credential's file {file} cannot be read: {error}.") from None
+
+    read()  # says at once what is wrong with it
+    return read
+
+
+def _credential_refused(code: str, message: str) -> None:
+    print(f"roskva: {message or code}", file=sys.stderr)
 
 
 async def _follow(client: Client, application: str, tickets: Iterator[int], arguments: argparse.Namespace) -> None:

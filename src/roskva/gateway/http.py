@@ -36,6 +36,7 @@ from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
 from roskva.gateway.trusted import TRUSTED_PATH, TrustedLine, check_trust
+from roskva.gateway.users import Users
 from roskva.gateway.websocket import HttpConnection
 from roskva.model import ClientId
 from roskva.telemetry.metrics import Metrics
@@ -117,6 +118,7 @@ class Routes:
     details: Details
     disk: DiskWatch
     permission: Permission
+    users: Users
     port: Port | None = None  # set by the service: the port needs the routes first
     trusted_key: str = ""  # of servers that may carry many clients; empty: there are none
 
@@ -131,6 +133,8 @@ class Routes:
                 web.post("/v1/reset", self._for_operators(self.reset)),
                 web.post("/v1/invalidate", self.invalidate),
                 web.get("/v1/objects/{application}/{name:.+}", self.object),
+                web.post("/v1/erase", self._for_operators(self.erase)),
+                web.get("/v1/inspect/users/{application}/{user:.+}", self._for_operators(self.inspect_user)),
                 web.get("/v1/inspect/clients/{id}", self._for_operators(self.inspect_client)),
                 web.get("/v1/inspect/objects/{application}/{name:.+}", self._for_operators(self.inspect_object)),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
@@ -216,6 +220,12 @@ class Routes:
         application, name = _object_in(request, "/v1/objects/")
         may(application)
         return json_response(await self.inspection.object_version(application, name))
+
+    async def erase(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.users.erase(await self._body(request, self.settings.publish_bytes_max)))
+
+    async def inspect_user(self, request: web.Request) -> web.StreamResponse:
+        return json_response(await self.users.clients(*_object_in(request, "/v1/inspect/users/"), _page_in(request)))
 
     async def inspect_client(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.client(ClientId(request.match_info["id"]), _page_in(request)))

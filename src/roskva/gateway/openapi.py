@@ -184,6 +184,27 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "required": ["application", "epoch"],
         "properties": {"application": _APPLICATION, "epoch": {"type": "integer", "description": "The one that now holds."}},
     },
+    "EraseRequest": {
+        "type": "object",
+        "required": ["application", "user"],
+        "properties": {
+            "application": _APPLICATION,
+            "user": {"type": "string", "minLength": 1, "description": "As credentials name it: `sub` of a JSON Web Token."},
+            "after": {"type": "string", "description": "The `next` of the answer before."},
+        },
+        "additionalProperties": False,
+    },
+    "EraseAnswer": {
+        "type": "object",
+        "required": ["application", "user", "erased", "failed", "next"],
+        "properties": {
+            "application": _APPLICATION,
+            "user": {"type": "string"},
+            "erased": {"type": "integer"},
+            "failed": {"type": "integer", "description": "Those that could not be erased now: ask again from the beginning."},
+            "next": {"type": "string", "description": "Where to go on; empty: all clients were looked at."},
+        },
+    },
     "InvalidateRequest": {
         "type": "object",
         "required": ["application"],
@@ -259,7 +280,7 @@ _KEYS: Final = {
     "trusted": {"type": "http", "scheme": "bearer", "description": "The key `trusted` of keys.json."},
 }
 _FOR: Final = {
-    "operator": ("/v1/reset", "/v1/inspect/", "/v1/status", "/v1/dead-letters", "/metrics"),
+    "operator": ("/v1/reset", "/v1/erase", "/v1/inspect/", "/v1/status", "/v1/dead-letters", "/metrics"),
     "backend": ("/v1/publish", "/v1/invalidate", "/v1/objects/"),
     "trusted": ("/v1/trusted",),
 }
@@ -308,6 +329,11 @@ def document(release: str) -> dict[str, Any]:
             "InvalidateRequest",
             "InvalidateAnswer",
         ),
+        "/v1/erase": _post(
+            "Collect the clients of one user, online or not, for so long as a request may take; `next` says where to go on.",
+            "EraseRequest",
+            "EraseAnswer",
+        ),
         "/v1/objects/{application}/{name}": _get(
             "The version of an object that the Matcher knows.",
             {
@@ -318,6 +344,20 @@ def document(release: str) -> dict[str, Any]:
             [
                 _parameter("application", "path", "The application.", _APPLICATION),
                 _parameter("name", "path", "The object's name in its text form, percent-encoded.", {"type": "string"}),
+            ],
+        ),
+        "/v1/inspect/users/{application}/{user}": _get(
+            "The clients of one user: looks at all clients' rows, so many for a request; a page may be empty and not the last.",
+            {
+                "200": _json("A page of them, and `next`, which is empty after the last.", _FREE),
+                "400": _json("The cursor or the limit is malformed.", _ERROR),
+                "404": _json("There is no such application.", _ERROR),
+                "503": _json("Others are looking; try again after retry_after_s.", _ERROR),
+            },
+            [
+                _parameter("application", "path", "The application.", _APPLICATION),
+                _parameter("user", "path", "The user, percent-encoded.", {"type": "string"}),
+                *_PAGE,
             ],
         ),
         "/v1/inspect/clients/{id}": _get(

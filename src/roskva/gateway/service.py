@@ -41,6 +41,7 @@ from roskva.gateway.reloading import Reloading
 from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
 from roskva.gateway.tls import certificates_of
+from roskva.gateway.users import Users
 from roskva.keys import load_keys
 from roskva.model import ClientId
 from roskva.registrar.members import Member, MemberView
@@ -134,6 +135,8 @@ class Gateway:
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
         permission = Permission(self.applications, keys.admin, metrics)
+        users = Users(settings, table.table, manifest, self.registrar)
+        undo.push_async_callback(users.stop)
         self.routes = Routes(
             settings,
             publishing,
@@ -145,6 +148,7 @@ class Gateway:
             details,
             self.disk,
             permission,
+            users,
             self.port,
             keys.trusted,
         )

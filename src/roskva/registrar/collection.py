@@ -60,7 +60,8 @@ class Collection:
                     if await self.write({client: [found.cells]}):
                         return UNAVAILABLE
                     self.counters.collected += 1
-                elif row.created is None and session is not None:
+                    row = await self.rows.get(client)
+                if row.created is None and session is not None:
                     self.take_in(session, row)
         except Unavailable:
             return UNAVAILABLE
