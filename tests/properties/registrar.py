@@ -225,7 +225,7 @@ class RegistrarShell:
             if known.number != claims.session and known.channel is not None and known.channel is not channel:
                 self._start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         partition = client_partition(claims.client, PARTITIONS)
-        session = Session(claims.client, partition, claims.application, self.settings, token, claims.session, channel)
+        session = Session(claims.client, partition, claims.application, claims.device, self.settings, token, claims.session, channel)
         previous = channel.session
         if isinstance(previous, Session) and previous.channel is channel:
             self._leave(previous)

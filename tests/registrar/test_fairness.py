@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from roskva.config import ApplicationSettings, Settings
-from roskva.model import ClientId, object_key
+from roskva.model import ClientId, ObjectKey, object_key
 from roskva.protocol.messages import Notify
 from roskva.registrar.cells import REG, REGISTERED, WAITING, log_cell
 from roskva.registrar.row import ClientRow, Waiting
@@ -160,6 +160,16 @@ def test_nothing_is_lost_while_clients_come_and_go_and_writes_fail(seed: int) ->
     crowd.run(work())
 
 
+class _Everybody:
+    """May hear everything."""
+
+    def may_hear(self, session: Session, key: ObjectKey) -> bool:
+        return True
+
+    def is_held(self, session: Session) -> bool:
+        return False
+
+
 class Hall:
     """Only the memory: sessions by the thousand, a clock that is turned by hand, and rows that are read at once."""
 
@@ -167,7 +177,9 @@ class Hall:
         self.now_s = 1_000.0
         self.counters = Counters()
         self.told: dict[Session, int] = {}
-        self.memory = Unacknowledged(settings(outstanding_max=outstanding_max), self.counters, lambda: self.now_s, self._speak)
+        self.memory = Unacknowledged(
+            settings(outstanding_max=outstanding_max), self.counters, lambda: self.now_s, self._speak, _Everybody()
+        )
         self.rows: dict[Session, ClientRow] = {}
 
     def _speak(self, session: Session, notify: Sequence[Notify]) -> None:
@@ -175,7 +187,7 @@ class Hall:
 
     def session(self, number: int, waiting: int = 1) -> Session:
         client = ClientId(f"c{number}")
-        session = Session(client, 0, "demo", DEMO, "", 1, _Deaf())
+        session = Session(client, 0, "demo", "d1", DEMO, "", 1, _Deaf())
         session.heard_s = self.now_s
         keys = [object_key("demo", 0, b"%d/%d" % (number, one)) for one in range(waiting)]
         cells = [(Cell(REG + key, 1, REGISTERED), log_cell(key, 1, 7, WAITING)) for key in keys]

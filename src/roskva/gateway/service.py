@@ -22,6 +22,7 @@ from typing import Any, Final
 import uvloop
 from aiohttp import web
 
+from roskva.access import Access
 from roskva.config import LiveApplications, Settings, Sources
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
@@ -96,7 +97,10 @@ class Gateway:
         # Never on the loop: somebody may be writing the manifest. The Registrar's rounds look at it every second, off the loop.
         epoch_seen = partial(_epoch_seen, manifest)
         self.view = MemberView(settings.member_timeout_s)
-        self.registrar = Registrar(settings, table, feed, keys.keyring, self.member_id, self.view, epoch_of=epoch_seen)
+        access = Access()
+        undo.push_async_callback(access.close)
+        self.registrar = Registrar(settings, table, feed, keys.keyring, self.member_id, self.view, epoch_of=epoch_seen, access=access)
+        self.reloading.observers.append(self.registrar.users.applications_changed)
         self.links = Links(keys.internal, self.member_id, lambda identity: self.membership.suspect(identity))
         undo.callback(self.links.stop)
         self.router = Router(settings, keys.keyring, self.registrar, self.view, self.member_id, self.links, metrics, admission)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from roskva.errors import BadRequest, RoskvaError, TokenInvalid, TooManyRegistrations
+from roskva.errors import BadRequest, NotAuthorized, RoskvaError, TokenInvalid, TooManyRegistrations
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
@@ -320,6 +320,18 @@ def sync(row: ClientRow, session: int, operations: Operations, request: Sync, re
             _register(plan, key, _held(stated, row.epoch), registrations_max)
         except BadRequest as error:
             plan.statuses.append(failed(stated.object, error))
+    return plan.decision()
+
+
+def revoke(row: ClientRow, session: int, operations: Operations, keys: Iterable[ObjectKey]) -> Decision:
+    """End registrations that the client's user may not have any more. The client gives them up for good, so that the summaries agree."""
+    plan = _Plan.of(row, session, operations)
+    error = NotAuthorized()
+    for key in keys:
+        standing = plan.standing(key)
+        if standing is not None and standing.registered and not row.outdated(key):
+            plan.add(key, registered=False, pending=Pending())
+            plan.statuses.append(failed(name_to_text(name_of(key)), error))
     return plan.decision()
 
 

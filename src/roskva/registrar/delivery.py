@@ -172,7 +172,8 @@ class Delivery:
     def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]], now_s: float) -> _Owed:
         tell, version = core.notification_of(row, told)
         session = self._sessions.get(told.client)
-        if session is None or not tell or not self._unacknowledged.has_room(session, now_s):
+        hears = session is not None and tell and self._unacknowledged.has_room(session, now_s)
+        if session is None or not hears or not self._unacknowledged.may_hear(session, told.object):
             return _Owed(index, told, row, session, None, tell, version)
         entry = self._unacknowledged.entry(session, told.object, told.seqno, version, now_s)
         if row.waits:

@@ -6,10 +6,13 @@ on earlier sessions of the same client are superseded. What a token claims is ch
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings, Settings
 from roskva.errors import TokenElsewhere, TokenInvalid, UnknownApplication
 from roskva.model import ClientId, check_application, check_device, client_partition
@@ -20,10 +23,12 @@ from roskva.registrar.cells import Created
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.registrar.users import Users
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
 _TAG_BYTES: Final = 6
+_USER_BYTES: Final = 6  # of a user's hash in the ids of its clients
 _EARLIER_MAX: Final = 100  # repeats of an init while its grant is being made; with doubling pauses they are few
 
 
@@ -32,6 +37,8 @@ class Granting:
     """The note on a channel through which a client asks for a session."""
 
     init: Init  # the last one that asks for it
+    credential: str = ""  # that came with it
+    identity: Identity | None = None  # whose it is, once that is known; None where nobody asks
     reply: ServerMessage | None = None  # once it is durable
     earlier: set[str] = field(default_factory=set)  # nonces of those before it: they may come twice, and late
 
@@ -65,16 +72,21 @@ class Handshakes:
     day: Callable[[], int]
     time_ms: Callable[[], int]
     unguessable: Callable[[int], str]  # text made of so many random bytes
+    users: Users
 
-    def mint(self) -> ClientId:
-        """A new client id, of a partition that this Registrar owns if it owns any, so that no other is needed."""
+    def mint(self, created: Created) -> ClientId:
+        """A new client id, of a partition that this Registrar owns if it owns any, so that no other is needed.
+
+        The ids of one user end alike, so that they can be told from others without a look at their rows.
+        """
+        ending = _ending_of(created)
         for _ in range(200):
-            client = ClientId(self.unguessable(12))
+            client = ClientId(self.unguessable(12) + ending)
             if self.owns(client_partition(client, self.settings.partitions)):
                 break
         return client
 
-    def repeats(self, channel: Channel, init: Init) -> bool:
+    def repeats(self, channel: Channel, init: Init, credential: str = "") -> bool:
         """Whether this asks again for what this channel has asked for: no work, since each grant is a session.
 
         While the grant is being made it becomes the answer to the last one that asked: only its nonce is still waited for. Once made, it
@@ -87,7 +99,8 @@ class Handshakes:
             return False
         if init.nonce in note.earlier:
             return True  # nobody waits for its answer any more
-        if note.reply is None and note.nonce != init.nonce and _same_wish(note.init, init) and len(note.earlier) < _EARLIER_MAX:
+        same = _same_wish(note.init, init) and credential == note.credential
+        if note.reply is None and note.nonce != init.nonce and same and len(note.earlier) < _EARLIER_MAX:
             note.earlier.add(note.nonce)
             note.init = init
             return True
@@ -115,12 +128,13 @@ class Handshakes:
         settings = self.settings.applications.get(application)
         if settings is None:
             raise UnknownApplication(application)
-        created = Created(application, device)
+        asked.identity = identity = await self.users.identify(application, settings, device, asked.credential)
+        created = Created(application, device, "" if identity is None else identity.user)
         granted = await self._keep_id(init, created) or await self._new_id(created)
         self.counters.handshakes += 1
         row = granted.row
         incarnation = await self._incarnation(row.client)
-        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.tag)
+        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.tag, created.user)
         token = self.keyring.sign(claims)
         return ServerMessage(
             token=token,
@@ -129,6 +143,7 @@ class Handshakes:
             time_ms=self.time_ms(),
             grant=Grant(nonce=asked.nonce, token=token),
             config=self._config(application, settings),
+            credential=self.users.good(identity),
         )
 
     async def _keep_id(self, init: Init, created: Created) -> _Granted | None:
@@ -146,7 +161,7 @@ class Handshakes:
             return await self._write(row, created)
 
     async def _new_id(self, created: Created) -> _Granted:
-        client = self.mint()
+        client = self.mint(created)
         async with self.orders.turn(client):
             return await self._write(ClientRow(client, epoch=self.epoch_of(created.application)), created)
 
@@ -161,16 +176,23 @@ class Handshakes:
         self.rows.apply(row.client, granted.cells)
         return _Granted(row, granted.session, tag)
 
-    async def admit(self, channel: Channel, token: str, claims: Claims, known: Session | None) -> tuple[Session, ClientRow] | None:
+    async def admit(
+        self, channel: Channel, token: str, claims: Claims, known: Session | None, credential: str = ""
+    ) -> tuple[Session, ClientRow] | None:
         """A session speaks for the first time here, or through another channel. None: it was refused, and told why.
 
-        `known` is the session of this client that spoke last, as far as this Registrar remembers.
+        `known` is the session of this client that spoke last, as far as this Registrar remembers. Where users are asked for, a token alone
+        opens nothing: each channel shows a credential of the token's user.
         """
         settings = self.settings.applications.get(claims.application)
         incarnation = await self._incarnation(claims.client)
         elsewhere = claims.data_center != self.settings.data_center or claims.incarnation != incarnation
         if settings is None or elsewhere:
             self.start_anew(channel, token, TokenElsewhere.code, keep=settings is not None)
+            return None
+        identity = await self._identity(channel, token, claims, settings, credential)
+        if identity is not None and identity.user != claims.user:
+            self.start_anew(channel, token, TokenInvalid.code, keep=False)
             return None
         partition = client_partition(claims.client, self.settings.partitions)
         self.incarnations.setdefault(partition, incarnation)
@@ -181,10 +203,19 @@ class Handshakes:
         if admission != core.Admission.WELCOME:
             self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
             return None
-        session = Session(claims.client, partition, claims.application, settings, token, claims.session, channel)
+        session = Session(claims.client, partition, claims.application, claims.device, settings, token, claims.session, channel, identity)
         if known is not None:
             session.go_on_from(known)
         return session, row
+
+    async def _identity(
+        self, channel: Channel, token: str, claims: Claims, settings: ApplicationSettings, credential: str
+    ) -> Identity | None:
+        """By the credential that came with the message, or by that of the handshake over this very channel."""
+        note = channel.session
+        if not credential and isinstance(note, Granting) and note.reply is not None and note.reply.token == token:
+            return note.identity
+        return await self.users.identify(claims.application, settings, claims.device, credential)
 
     def start_anew(self, channel: Channel, token: str, code: str, keep: bool) -> None:
         self.counters.superseded += code == core.Admission.SUPERSEDED
@@ -218,6 +249,14 @@ def unverified(channel: Channel, token: str, error: TokenInvalid, time_ms: int) 
     """Answer a message whose token is not one of this service: start anew."""
     refusal = StartAnew(code=error.code, keep=False, message=str(error))
     channel.send(encode(ServerMessage(token=token[:512], time_ms=time_ms, start_anew=refusal)))
+
+
+def _ending_of(created: Created) -> str:
+    """Empty where nobody asks for users."""
+    if not created.user:
+        return ""
+    digest = hashlib.sha256(f"{created.application}\0{created.user}".encode()).digest()
+    return "." + base64.urlsafe_b64encode(digest[:_USER_BYTES]).decode()
 
 
 def _same_wish(one: Init, other: Init) -> bool:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
-from roskva.errors import TokenElsewhere, Unavailable
+from roskva.errors import CredentialExpired, TokenElsewhere, Unavailable
 from roskva.model import ClientId, Registration
 from roskva.probes import reached
 from roskva.table.lanes import TableLanes
@@ -149,7 +149,10 @@ class Rounds:
             if session.operations.last and now_s - session.heard_s > self._settings.row_idle_s:
                 session.rest()
             if now_s - session.sent_s >= session.settings.keepalive_s:
-                self.registrar.speak(session)
+                if self.registrar.users.is_current(session.identity):
+                    self.registrar.speak(session)
+                else:
+                    self.registrar.refuse(session, CredentialExpired())
 
     async def _follow_marks(self) -> None:
         """What a Matcher task, or an owner before this one, left for clients of ours; what was shed; registrations that are overdue."""

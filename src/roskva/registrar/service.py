@@ -10,33 +10,33 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from roskva.config import Settings
-from roskva.errors import Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
+from roskva.errors import CredentialExpired, Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.lanes import FeedLanes
-from roskva.model import DAY_S, ClientId, Propagation
+from roskva.model import DAY_S, ClientId, ObjectKey, Propagation
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, SyncRequest, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import seen_cell
 from roskva.registrar.collection import Collection
 from roskva.registrar.delivery import Delivery
-from roskva.registrar.full_disk import sift
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
+from roskva.registrar.operating import Operating
 from roskva.registrar.recovery import Recovery
-from roskva.registrar.room import PRESSED_AGAIN_S, Room
+from roskva.registrar.room import Room
 from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
 from roskva.registrar.telling import Telling
 from roskva.registrar.unacknowledged import Unacknowledged
+from roskva.registrar.users import WANTED, Access, Users, wanted
 from roskva.registrar.writing import RowWriter
-from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class Registrar:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         unguessable: Callable[[int], str] = secrets.token_urlsafe,
+        access: Access | None = None,
         tick_s: float = TICK_S,
     ) -> None:
         self._settings = settings
@@ -89,6 +90,7 @@ class Registrar:
         self.unsettled_told: dict[Session, None] = {}
         self._rereading: set[Session] = set()
         self.rounds = Rounds(self, settings, table, clock, tick_s)
+        self.users = Users(access, self, self.counters, wall_clock, self.rows.get)
         self.handshakes = Handshakes(
             settings,
             table,
@@ -102,12 +104,14 @@ class Registrar:
             self._day,
             self._time_ms,
             unguessable,
+            self.users,
         )
         self.recovery = Recovery(settings, table, member, clock, self.counters)
         self.telling = Telling(table, feed, self.rows, self._orders, self.recovery, self.counters)
-        self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self._settling, self.recovery.mark)
+        self._writer = RowWriter(table, self.rows, self.sessions, self.counters, self.settling, self.recovery.mark)
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
-        self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak)
+        self.operating = Operating(self, settings, table, self._orders, clock)
+        self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak, self.users)
         self.delivery = Delivery(
             settings,
             self.rows,
@@ -117,7 +121,7 @@ class Registrar:
             clock,
             wall_clock,
             owns=self.owns,
-            settling=self._settling,
+            settling=self.settling,
             speak=self.speak,
             write=self._writer.write,
             reissue=self.telling.reissue,
@@ -140,7 +144,7 @@ class Registrar:
     def owns(self, partition: int) -> bool:
         return partition in self.owned
 
-    def _settling(self) -> bool:
+    def settling(self) -> bool:
         return self._clock() < self._settling_until_s
 
     def members_changed(self) -> None:
@@ -173,9 +177,9 @@ class Registrar:
         if count > self._settings.operations_per_message_max:
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
-            if not self.handshakes.repeats(channel, message.init):
-                asked = Granting(message.init)
-                if self._admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, asked)):
+            if not self.handshakes.repeats(channel, message.init, message.credential):
+                asked = Granting(message.init, message.credential)
+                if self.admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, asked)):
                     asked.note_on(channel)
         elif claims is None:
             self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
@@ -184,9 +188,9 @@ class Registrar:
             if session is not None and session.channel is channel and session.token == message.token:
                 self._heard(session, message)
             else:
-                self._admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
+                self.admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
 
-    def _admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    def admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Begin a client's work, or answer "overloaded" before anything of it was done; whether it was begun."""
         try:
             self.room.enter(who, operations, self._clock())
@@ -255,20 +259,35 @@ class Registrar:
         return False
 
     def _refuse(self, channel: Channel, error: RoskvaError, token: str) -> None:
+        if isinstance(error, WANTED):
+            channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), credential=wanted(error))))
+            return
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
         report = ErrorReport(code=error.code, message=str(error), transient=error.transient, retry_after_s=retry_after_s)
         channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), error=report)))
 
     async def _enter(self, channel: Channel, message: ClientMessage, claims: Claims) -> None:
         """A session speaks for the first time here, or through another channel than before."""
+        shown = False
         async with self._orders.turn(claims.client):
             session = self.sessions.get(claims.client)
             if session is None or session.channel is not channel or session.token != message.token:
-                admitted = await self.handshakes.admit(channel, message.token, claims, session)
+                admitted = await self.handshakes.admit(channel, message.token, claims, session, message.credential)
                 if admitted is None or channel.session is _GONE:
                     return
                 session = self._welcome(channel, *admitted)
-        self._heard(session, message)
+                shown = session.identity is not None
+        if shown:
+            self._shown(session, message)
+        else:
+            self._heard(session, message)
+
+    def _shown(self, session: Session, message: ClientMessage) -> None:
+        """A session that was just admitted for its user's credential: it may have registered for more than that one allows."""
+        if message.credential:
+            self.speak(session, credential=self.users.good(session.identity))
+        self.spawn(self.users.check(session))
+        self._act(session, message)
 
     def _welcome(self, channel: Channel, session: Session, row: ClientRow) -> Session:
         known = self.sessions.get(session.client)
@@ -310,6 +329,7 @@ class Registrar:
 
     def leave(self, session: Session) -> None:
         self.unacknowledged.forget(session)
+        self.users.left(session)
         self.unsettled_told.pop(session, None)
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
@@ -326,16 +346,39 @@ class Registrar:
     # Messages of an admitted session.
 
     def _heard(self, session: Session, message: ClientMessage) -> None:
+        if session.identity is not None and session.channel is not None:
+            if message.credential:
+                self.admit(session.channel, session.token, session.client, 1, partial(self._renew, session, message))
+                return
+            if not self.users.is_current(session.identity):
+                self.refuse(session, CredentialExpired())
+                return
+        self._act(session, message)
+
+    async def _renew(self, session: Session, message: ClientMessage) -> None:
+        if await self.users.renew(session, message.credential) and self.sessions.get(session.client) is session:
+            self._act(session, message)
+
+    def refuse(self, session: Session, error: RoskvaError) -> None:
+        if session.channel is not None:
+            session.sent_s = self._clock()
+            self._refuse(session.channel, error, session.token)
+
+    async def revoke(self, session: Session, keys: Sequence[ObjectKey]) -> None:
+        await self.operating.revoke(session, keys)
+
+    def _act(self, session: Session, message: ClientMessage) -> None:
+        """What the message asks for, of a session that may."""
         now_s = session.heard_s = self._clock()
         if message.acks:
             self.delivery.acknowledge(session, message.acks)
         if now_s - session.read_s >= session.settings.heartbeat_s:
             self.spawn(self.reread(session))
         if message.register or message.unregister or message.sync is not None:
-            self._begin_operation(session, message)
+            self.operating.begin(session, message)
             return
         if message.forget and session.channel is not None:
-            self._admit(session.channel, session.token, session.client, 1, partial(self.collection.forget, session))
+            self.admit(session.channel, session.token, session.client, 1, partial(self.collection.forget, session))
             return
         differ = message.summary is not None and message.summary != session.summary
         if differ and session.pending == 0 and now_s - session.hinted_s >= _SYNC_HINT_S:
@@ -344,77 +387,6 @@ class Registrar:
             self.speak(session, sync_request=SyncRequest())
         elif not message.acks:
             self.speak(session)
-
-    def _begin_operation(self, session: Session, message: ClientMessage) -> None:
-        channel = session.channel
-        if channel is None:
-            return
-        if self.recovery.is_behind(session.partition):
-            self.counters.overloaded += 1
-            self._refuse(channel, Overloaded("Too many registrations are unfinished.", PRESSED_AGAIN_S), session.token)
-            return
-        done: ClientMessage | None = message
-        if self.disk_full:
-            done, refusal = sift(message, self.disk_full)
-            if refusal:
-                self.counters.disk_full += 1
-                self.speak(session, **refusal)
-        if done is not None:
-            objects = 0 if done.sync is None else len(done.sync.objects or ())
-            operations = max(1, len(done.register) + len(done.unregister) + objects)
-            self._admit(channel, session.token, session.client, operations, partial(self._operate, session, done))
-
-    async def _operate(self, asking: Session, message: ClientMessage) -> None:
-        async with self._orders.turn(asking.client):
-            session = self.sessions.get(asking.client)
-            if session is None or session.token != asking.token:
-                return  # superseded while it waited for its turn: what it wished no longer counts
-            row = await self.rows.get(session.client, fresh=self._settling())
-            if row.created is None:
-                self.spawn(self.reread(session))  # collected or lost under a living session: a fresh look, then it starts anew
-                return
-            if session.is_outranked(row, self._clock()) and session.channel is not None:
-                self.dismiss(session, core.Admission.SUPERSEDED, keep=True)
-                return
-            limit = self._settings.registrations_per_client_max
-            if message.register or message.unregister:
-                decision = core.operate(row, session.number, session.operations, message.register, message.unregister, limit)
-                await self._carry_out(session, row, decision)
-            if message.sync is not None:
-                row = await self.rows.get(session.client)
-                decision = core.sync(row, session.number, session.operations, message.sync, limit)
-                await self._carry_out(session, row, decision, answer=True)
-
-    async def _carry_out(self, session: Session, row: ClientRow, decision: core.Decision, answer: bool = False) -> None:
-        """The caller's duties of `core`, in their order: mark, write, append, answer.
-
-        A sync is answered before the Matcher has heard of it: the client compares the summaries, and need not state it all again.
-        """
-        client = session.client
-        if decision.events:
-            await self.recovery.mark([client])
-        try:
-            for cells in decision.writes:
-                await self._table.write([Mutation(self.rows.key(client), cells)])
-                self.rows.apply(client, cells)
-            if decision.writes:
-                # While members settle another owner may have written too: only what the table says counts.
-                row = await self.rows.get(client, fresh=self._settling())
-        except BaseException:
-            # Some of it may be durable, and its client's retry adds nothing to what is pending: look at the row soon.
-            self.counters.failed_writes += 1
-            self.rows.drop(client)
-            self.recovery.appended(decision.events)
-            self.recovery.not_appended(decision.events)
-            raise
-        for event in decision.events:
-            if not event.registered:
-                self.unacknowledged.forget(session, event.object)
-        self.counters.registrations += len(decision.events)
-        session.take(row, session.read_s)
-        await self.telling.append(decision.events)
-        if answer or decision.statuses or decision.sync_request is not None or not decision.events:
-            self.speak(session, status=decision.statuses, sync_request=decision.sync_request)
 
     async def reread(self, session: Session) -> None:
         """A fresh look at an online client's row: at heartbeats, and when the table holds more than memory. One at a time."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
 from typing import Final, Protocol
 
+from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
 from roskva.model import ClientId, ObjectKey, session_of
@@ -117,10 +118,12 @@ class Session:
         "awaited_s",
         "channel",
         "client",
+        "device",
         "epoch",
         "granted_s",
         "heard_s",
         "hinted_s",
+        "identity",
         "let_go_pause_s",
         "let_go_s",
         "more",
@@ -140,12 +143,23 @@ class Session:
     )
 
     def __init__(
-        self, client: ClientId, partition: int, application: str, settings: ApplicationSettings, token: str, number: int, channel: Channel
+        self,
+        client: ClientId,
+        partition: int,
+        application: str,
+        device: str,
+        settings: ApplicationSettings,
+        token: str,
+        number: int,
+        channel: Channel,
+        identity: Identity | None = None,
     ) -> None:
         self.client = client
         self.partition = partition  # of the client's row
         self.application = application
+        self.device = device
         self.settings = settings
+        self.identity = identity  # of the user, where the application asks who that is
         self.token = token
         self.number = number
         self.channel: Channel | None = channel
@@ -261,6 +275,9 @@ class Counters:
     shed: int = 0  # registrations on their way and marked clients that were dropped from memory: a scan finds them again
     let_go: int = 0  # notifications of silent clients that were dropped from memory, for others: their rows have them
     scanned: int = 0  # clients that such scans looked at
+    credentials_refused: int = 0
+    not_authorized: int = 0  # registrations that their user may not make
+    revoked: int = 0  # registrations that were ended, since their user may not have them any more
     disk_full: int = 0  # messages whose registrations were refused near a full disk
     overloaded: int = 0  # messages that were refused with this answer
 

@@ -9,7 +9,7 @@ is awaited by a propagation call, which then writes it. This module reads and wr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from roskva.config import Settings
 from roskva.model import ObjectKey, epoch_of, name_of, name_to_text
@@ -26,13 +26,23 @@ _TEXTS_KEPT_MAX: Final = 100_000
 _SILENT_AFTER: Final = 7  # times resend_min_s: when a third resend is due, after pauses of 1, 2 and 4
 
 
+class Hearing(Protocol):
+    """What a session's user may be told."""
+
+    def may_hear(self, session: Session, key: ObjectKey) -> bool: ...
+    def is_held(self, session: Session) -> bool: ...
+
+
 class Unacknowledged:
-    def __init__(self, settings: Settings, counters: Counters, clock: Callable[[], float], speak: Callable[..., None]) -> None:
+    def __init__(
+        self, settings: Settings, counters: Counters, clock: Callable[[], float], speak: Callable[..., None], users: Hearing
+    ) -> None:
         self._max = settings.outstanding_max
         self._of_silent_max = (settings.outstanding_max + 1) // 2
         self._counters = counters
         self._clock = clock
         self._speak = speak
+        self._users = users
         self.sessions: dict[Session, None] = {}  # to whom something is owed; those whose rows were asked for last come last
         self.count = 0  # of notifications, over all sessions
         self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
@@ -42,6 +52,10 @@ class Unacknowledged:
         if session.is_let_go:
             return self.count < self._of_silent_max and now_s - session.let_go_s >= session.let_go_pause_s
         return self.count < self._max
+
+    def may_hear(self, session: Session, key: ObjectKey) -> bool:
+        """Whether the session's user may be told of this now; else it stays stored, and `more` is owed."""
+        return session.identity is None or self._users.may_hear(session, key)
 
     def entry(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> Outstanding:
         """What is outstanding for this registration and kind; one of an earlier registration is replaced."""
@@ -84,7 +98,7 @@ class Unacknowledged:
         return entry
 
     def take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
-        """Keep and send what is stored and waits, unless it was sent already. False: there is no room for it."""
+        """Keep and send what is stored and waits, unless it was sent already. False: there is no room, or it may not be heard now."""
         known = session.outstanding.get((waiting.object, waiting.version is None))
         if known is not None and known.seqno == waiting.seqno:
             known.stored = STORED
@@ -92,6 +106,8 @@ class Unacknowledged:
                 return True  # it was sent, and is sent again when that is due
             known.version = waiting.version
         elif len(session.outstanding) >= WAITING_IN_MEMORY_MAX or not self.has_room(session, now_s):
+            return False
+        if not self.may_hear(session, waiting.object):
             return False
         entry = self.entry(session, waiting.object, waiting.seqno, waiting.version, now_s)
         entry.stored = STORED
@@ -107,7 +123,8 @@ class Unacknowledged:
         for waiting in list(row.waiting()):
             if not self.take_up(session, waiting, now_s, notifications):
                 self.owe_more(session)
-                break
+                if session.identity is None:
+                    break  # there is no room. What only may not be heard now holds up nothing else.
         for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
             self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
         self._counters.resent += len(notifications)
@@ -146,7 +163,7 @@ class Unacknowledged:
         return drained
 
     def _resend(self, session: Session, now_s: float) -> None:
-        due = [entry for entry in session.outstanding.values() if entry.due_s <= now_s]
+        due = [entry for entry in session.outstanding.values() if entry.due_s <= now_s and self.may_hear(session, entry.object)]
         for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]:
             entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
             entry.due_s = now_s + entry.pause_s
@@ -156,6 +173,8 @@ class Unacknowledged:
             self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])
 
     def _is_to_be_read(self, session: Session, now_s: float) -> bool:
+        if session.identity is not None and self._users.is_held(session):
+            return False
         if session.is_let_go:
             return self.has_room(session, now_s)
         if len(session.outstanding) >= WAITING_IN_MEMORY_MAX // 2:

@@ -41,8 +41,8 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     mutant(
         "nothing is sent twice",
         "registrar.unacknowledged",
-        "if entry.due_s <= now_s]",
-        "if entry.due_s < 0.0]",
+        "if entry.due_s <= now_s and self",
+        "if entry.due_s < 0.0 and self",
     ),
     mutant(
         "the silent keep all of the memory",
