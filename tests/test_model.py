@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from roskva.model import (
     check_device,
     client_partition,
     epoch_of,
+    logged,
     name_from_text,
     name_of,
     name_to_text,
@@ -194,3 +196,15 @@ def test_rendezvous_does_not_depend_on_the_order_of_members(members: list[str]) 
 
 def test_nobody_owns_anything_while_nobody_lives() -> None:
     assert rendezvous(0, []) is None
+
+
+class _Logged(NamedTuple):
+    private_names: bool
+
+
+def test_logs_name_objects_only_where_they_may() -> None:
+    applications = {"open": _Logged(False), "clinic": _Logged(True)}
+    assert logged(object_key("open", 3, b"hello"), applications) == "open/hello"
+    hidden = [logged(object_key(application, 0, b"hello"), applications) for application in ("clinic", "added-later")]
+    assert hidden == ["clinic/#2cf24dba5fb0", "added-later/#2cf24dba5fb0"]
+    assert logged(object_key("clinic", 7, b"hello"), applications) == hidden[0]  # the same in every entry

@@ -9,8 +9,8 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterable
-from typing import Final, NamedTuple, NewType
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, NewType, Protocol
 
 from roskva.errors import InvalidApplication, InvalidDevice, InvalidName, InvalidVersion
 
@@ -83,6 +83,30 @@ def name_given(name: object) -> bytes:
     if not isinstance(name, str):
         raise InvalidName(name, "it is neither text nor bytes")
     return name_from_text(name)
+
+
+class HasPrivateNames(Protocol):
+    """An application's settings, as far as they are about logs."""
+
+    @property
+    def private_names(self) -> bool: ...
+
+
+def are_private(application: str, applications: Mapping[str, HasPrivateNames]) -> bool:
+    """Whether names of its objects must not be in logs. What is not known here may have been added meanwhile: its names are."""
+    known = applications.get(application)
+    return known is None or known.private_names
+
+
+def hashed(name: bytes) -> str:
+    """For logs: the same name is always the same there, and nobody can read it."""
+    return f"#{hashlib.sha256(name).hexdigest()[:12]}"
+
+
+def logged(key: ObjectKey, applications: Mapping[str, HasPrivateNames]) -> str:
+    """An object as logs may name it."""
+    application, _, name = split_object_key(key)
+    return f"{application}/{hashed(name) if are_private(application, applications) else name_to_text(name)}"
 
 
 def version_from_text(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,12 @@ def test_full_dead_letters_hold_up_nobody(
     run(connected, rows.row(UPDATES, b"x", b"demo", b"rubbish"), rows.registration("a", "x", 1))
     assert told(registrar) == [("a", 1, OUTCOME_UNKNOWN, 0)]
     assert "rubbish" in caplog.text
+    caplog.clear()
+    private = {"demo": replace(connected.settings.applications["demo"], private_names=True)}
+    connected.settings = replace(connected.settings, applications=private)
+    run(connected, rows.row(UPDATES, b"x", b"demo", b"rubbish"), rows.row(UPDATES, b"x", b"demo", b'{"object":"rubbish","version":-1}'))
+    assert "rubbish" not in caplog.text
+    assert "demo updates/" in caplog.text
 
 
 def test_the_task_yields_one_row_of_counts(settings: Settings, registrar: RegistrarStandIn, rows: Rows) -> None:

@@ -81,7 +81,9 @@ async def _named_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
-        log.exception("%s %s failed", request.method, request.path)
+        resource = request.match_info.route.resource
+        # Not the path itself: names of objects and users are in it.
+        log.exception("%s %s failed", request.method, "?" if resource is None else resource.canonical)
         return error_response(RoskvaError("The request could not be handled."))
 
 

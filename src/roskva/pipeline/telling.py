@@ -17,8 +17,9 @@ from roskva.errors import FeedFull, Unavailable
 from roskva.feed.interface import DEAD_LETTERS, Entry
 from roskva.matcher.core import drop_copies
 from roskva.matcher.scratch import untold_cell
-from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, SETTLED, Propagation
+from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, SETTLED, Propagation, are_private
 from roskva.pipeline.connections import Connections
+from roskva.pipeline.events import decode_dead_letter
 from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.scratch import put
 from roskva.probes import reached
@@ -113,7 +114,14 @@ class Teller:
                 self._connected.feed.append_once(DEAD_LETTERS, letters)
             except FeedFull as error:
                 # What is unusable must not hold up what is usable. The log still says what it was.
-                log.error("%s The dead letters: %s", error, [letter.value[:500] for letter in letters[:20]])
+                log.error("%s The dead letters: %s", error, "; ".join(self._logged(letter) for letter in letters[:20]))
 
         persist("writing dead letters", append, self._connected.around)
         self._counts.dead_letters += len(letters)
+
+    def _logged(self, entry: Entry) -> str:
+        """The letter, or where its record is if that must not be in a log."""
+        letter = decode_dead_letter(entry.value)
+        if are_private(letter.application, self._connected.settings.applications):
+            return f"{letter.application} {letter.topic}/{letter.partition}@{letter.offset} {letter.code}"
+        return entry.value[:500].decode(errors="replace")

@@ -55,7 +55,7 @@ def check_mutation(mutation: Mutation) -> None:
         raise ValueError(f"{len(mutation.cells):,} cells in one mutation; {CELLS_PER_WRITE_MAX:,} are allowed: split it")
     for cell in mutation.cells:
         if not 0 <= cell.timestamp <= TIMESTAMP_MAX:
-            raise ValueError(f"the timestamp {cell.timestamp} of {cell.name!r} is not from 0 to 2^63-1")
+            raise ValueError(f"the timestamp {cell.timestamp} of a cell is not from 0 to 2^63-1")
 
 
 class Table(Protocol):

@@ -25,7 +25,7 @@ from roskva.errors import Unavailable
 from roskva.matcher import cells as matcher_cells
 from roskva.matcher.cells import Copy, object_row, read_copies, registration_cell
 from roskva.matcher.core import drop_copies
-from roskva.model import DROP_COPY, OUTCOME_LOST, SETTLED, ClientId, ObjectKey, Propagation, epoch_of, split_object_key
+from roskva.model import DROP_COPY, OUTCOME_LOST, SETTLED, ClientId, ObjectKey, Propagation, epoch_of, hashed, logged, split_object_key
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.ages import epochs
 from roskva.pipeline.sweeps.collection import ROUNDS_MAX, client_of
@@ -166,7 +166,8 @@ class Comparison:
         swept.proposed += len(found)
         for one in found:
             swept.count(one.what)
-            log.warning("drift: the Matcher's copy of %s, registered by %s @%d, is %s", one.object, one.client, one.seqno, one.what)
+            name = logged(one.object, self._connected.settings.applications)
+            log.warning("drift: the Matcher's copy of %s, registered by %s @%d, is %s", name, one.client, one.seqno, one.what)
         if not found or self._request.dry_run:
             return
         asked = [Propagation(one.client, one.object, one.above, OUTCOME_LOST, 0) for one in found]
@@ -202,7 +203,7 @@ class Comparison:
             application, epoch, _ = split_object_key(key)
             return read_copies(row) if epoch == self._epoch(application) else []
         except ValueError:
-            log.exception("the row %r is not one of an object; it is not compared", key)
+            log.exception("the row %s is not one of an object; it is not compared", hashed(key))
             return []
 
     def _dead_of(self, copies: Sequence[tuple[ObjectKey, Copy]]) -> list[tuple[ObjectKey, Copy]]:

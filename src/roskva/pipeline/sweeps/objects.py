@@ -34,7 +34,7 @@ from roskva.errors import Unavailable
 from roskva.feed.known import UNPROVEN
 from roskva.matcher.cells import IDLE, REG, VERSION, idle_cell, idle_day, is_registered
 from roskva.matcher.scratch import ATTEMPTS, Homeless, homeless_cell, place
-from roskva.model import ObjectKey, split_object_key
+from roskva.model import ObjectKey, hashed, split_object_key
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.ages import Ages, Editor, Plan, ages, epochs
 from roskva.pipeline.sweeps.frame import Progress, Request, Swept
@@ -108,5 +108,5 @@ class Objects:
         try:
             return collect_object(ObjectKey(key), row, self._epoch, self._connected.settings.object_retention_days, now)
         except Exception:
-            log.exception("the row %r is not one of an object; it stays", key)
+            log.exception("the row %s is not one of an object; it stays", hashed(key))
             return _STAYS
