@@ -135,7 +135,10 @@ class ApplicationSettings:
 
     connections_max: int = setting(0, "Connections of this application's clients at one gateway; 0: as many as that takes.", least=0)
     registrations_per_client_max: int = setting(0, "Registrations of one client; 0: as many as the service allows.", least=0)
-    messages_per_s_max: float = setting(100.0, "Messages of one client in a second, ten times as many at once; more are refused.")
+    messages_per_s_max: float = setting(
+        1_000.0,
+        "Messages of one client in a second, ten times as many at once; more are refused. A client answers each message that notifies it.",
+    )
     publishes_per_s_max: float = setting(200_000.0, "Updates in a second at one gateway, twice as many at once; more are refused.")
 
 
