@@ -14,13 +14,13 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from roskva.address import address_of, host_and_port
 from roskva.gateway.frames import FrameConnection
 from roskva.gateway.server import listening_socket
-from roskva.model import UNAVAILABLE, Propagation
+from roskva.model import UNAVAILABLE, Propagation, Update
 from roskva.protocol.internal import (
     Announce,
     Challenge,
@@ -29,6 +29,7 @@ from roskva.protocol.internal import (
     Disconnect,
     Forward,
     Frame,
+    Hints,
     Probe,
     Probed,
     Propagate,
@@ -49,6 +50,7 @@ PROVE_S: Final = 5.0
 CONNECT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
+HINTS_PER_FRAME_MAX: Final = 10_000
 CALLS_MAX: Final = 256  # of one caller at once; more are answered with "unavailable"
 
 PropagateCall = Callable[[list[Propagation]], Awaitable[list[int]]]
@@ -78,10 +80,13 @@ class RemoteChannel:
 class InternalPort:
     """Where other gateways and the pipeline's tasks call."""
 
-    def __init__(self, key: bytes, router: Router, propagate: PropagateCall, metrics: Metrics) -> None:
+    def __init__(
+        self, key: bytes, router: Router, propagate: PropagateCall, hinted: Callable[[Sequence[Update]], None], metrics: Metrics
+    ) -> None:
         self._key = key
         self._router = router
         self._propagate = propagate
+        self._hinted = hinted
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._callers: dict[FrameConnection, dict[int, RemoteChannel]] = {}
@@ -137,6 +142,8 @@ class InternalPort:
                 channel = self._callers[caller].pop(frame.connection, None)
                 if channel is not None:
                     self._router.remote_closed(channel)
+            case Hints():
+                self._hinted(frame.updates)
             case Probe():
                 caller.send(Probed(frame.call))
             case _:
@@ -201,7 +208,7 @@ class Link:
     def send(self, frame: Frame) -> bool:
         if self._connection is None or not self._connection.proven:
             return False
-        return self._connection.send(frame, may_be_lost=isinstance(frame, Forward))
+        return self._connection.send(frame, may_be_lost=isinstance(frame, Forward | Hints))
 
     def stop(self) -> None:
         self._keeping.cancel()
@@ -270,6 +277,12 @@ class Links:
     def send(self, member: str, frame: Frame) -> bool:
         link = self._links.get(member)
         return link is not None and link.send(frame)
+
+    def hint(self, updates: Sequence[Update]) -> None:
+        """Tell all others of updates that were accepted here. A link that is down or full passes on nothing."""
+        for link in self._links.values():
+            for start in range(0, len(updates), HINTS_PER_FRAME_MAX):
+                link.send(Hints(list(updates[start : start + HINTS_PER_FRAME_MAX])))
 
     def stop(self) -> None:
         for link in self._links.values():

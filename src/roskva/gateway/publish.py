@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -24,7 +24,17 @@ from roskva.feed.interface import UPDATES, Entry
 from roskva.feed.lanes import Appended
 from roskva.gateway.permission import MayPublish, everywhere
 from roskva.matcher.forms import STANDARD, Form, Malformed, Stamp, check, extract, form_of
-from roskva.model import VERSION_MAX, check_device, name_from_text, object_key, partition_of, version_from_number
+from roskva.model import (
+    VERSION_MAX,
+    ObjectKey,
+    Update,
+    check_device,
+    name_from_text,
+    name_of,
+    object_key,
+    partition_of,
+    version_from_number,
+)
 from roskva.telemetry.metrics import Metrics
 
 PUBLISHES_BURST: Final = 2
@@ -76,8 +86,13 @@ class _Stored(Struct, omit_defaults=True):
     source: str = ""
 
 
-# An item that may be appended: name and value. Without a name: not found in the application's own form; the Bridge says why.
-_Valid = tuple[bytes | None, bytes]
+class _Valid(NamedTuple):
+    """An item that may be appended. Without a name: not found in the application's own form; the Bridge says why."""
+
+    name: bytes | None
+    value: bytes
+    version: int = 0
+    source: str = ""
 
 
 _Group = tuple[list[int], list[Entry]]  # of one partition: the places of items in their request, and their records
@@ -95,6 +110,7 @@ class Publishing:
         epoch_of: Callable[[str], int],
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        hint: Callable[[Sequence[Update]], None] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -102,6 +118,7 @@ class Publishing:
         self._feed = feed
         self._epoch_of = epoch_of
         self._metrics = metrics
+        self._hint = hint  # told of what is durable: the fast path
 
     async def publish(self, body: bytes, may: MayPublish = everywhere) -> tuple[int, bytes]:
         """The HTTP status and body of the answer. Raises for what concerns the request as a whole; `may`, for who asks."""
@@ -167,6 +184,9 @@ class Publishing:
             risen = [now for after in epochs if (now := after.get(application, 0)) != epoch]
             if not items or not risen:
                 self._metrics.updates_appended += len(items)
+                if self._hint is not None and items:
+                    start = object_key(application, epoch, b"")
+                    self._hint([Update(ObjectKey(start + one.name), one.version, one.source) for _, one in items if one.name is not None])
                 return
             epoch = max(risen)
         for index, _ in items:
@@ -177,7 +197,7 @@ class Publishing:
         start = object_key(stamp.application, stamp.epoch or 0, b"")
         partitions = self._settings.partitions
         groups: dict[int, _Group] = {}
-        for index, (name, value) in items:
+        for index, (name, value, _, _) in items:
             # What has no name goes anywhere, but always to the same place: by its own bytes.
             key = start + (value[:64] if name is None else name)
             partition = partition_of(key, partitions)
@@ -268,8 +288,8 @@ def _valid(text: str, version: object, source: str | None, form: Form) -> _Valid
     number = version_from_number(version)
     device = check_device(source) if source else ""
     if form is STANDARD:
-        return name, _encoder.encode(_Stored(text, number, device))
-    return name, _encoder.encode(_in_form(form, text, number, device))
+        return _Valid(name, _encoder.encode(_Stored(text, number, device)), number, device)
+    return _Valid(name, _encoder.encode(_in_form(form, text, number, device)), number, device)
 
 
 def _in_form(form: Form, text: str, version: int, source: str) -> dict[str, Any]:
@@ -290,8 +310,9 @@ def _checked_raw(value: bytes, application: str, form: Form) -> _Valid | RoskvaE
     """Appended as it is, whatever it is: what the Bridge cannot read becomes a dead letter, where its reason can be seen."""
     fields = extract(value, form)
     update = fields if isinstance(fields, Malformed) else check(application, 0, fields)
-    name = None if isinstance(update, Malformed) or isinstance(fields, Malformed) else name_from_text(fields.object or "")
-    return name, value
+    if isinstance(update, Malformed):
+        return _Valid(None, value)
+    return _Valid(name_of(update.object), value, update.version, update.source)
 
 
 def error_object(error: RoskvaError) -> dict[str, Any]:

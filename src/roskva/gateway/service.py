@@ -14,7 +14,7 @@ import resource
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -44,7 +44,7 @@ from roskva.gateway.server import Port
 from roskva.gateway.tls import certificates_of
 from roskva.gateway.users import Users
 from roskva.keys import load_keys
-from roskva.model import ClientId
+from roskva.model import ClientId, Update
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_manifest, open_table
@@ -109,7 +109,7 @@ class Gateway:
         undo.push_async_callback(self.registrar.stop)
         await self.registrar.start()
 
-        internal_port = InternalPort(keys.internal, self.router, self.registrar.propagate, metrics)
+        internal_port = InternalPort(keys.internal, self.router, self.registrar.propagate, self.registrar.fast.updated, metrics)
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
         self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates)
@@ -135,7 +135,7 @@ class Gateway:
         )
         details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
         registry = registry_of(metrics, self.registrar.counters.items, self._gauges)
-        publishing = Publishing(settings, feed, epoch_seen, metrics)
+        publishing = Publishing(settings, feed, epoch_seen, metrics, hint=self._hint if settings.fast_path else None)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
         permission = Permission(self.applications, keys.admin, metrics)
@@ -186,6 +186,11 @@ class Gateway:
     def _members_changed(self) -> None:
         self.links.members_changed(self.view.live)
         self.router.members_changed()
+
+    def _hint(self, updates: Sequence[Update]) -> None:
+        """Just accepted: to clients that are online, here and at the other gateways."""
+        self.registrar.fast.updated(updates)
+        self.links.hint(updates)
 
     def _press(self, reason: str) -> None:
         self.registrar.room.pressed = reason

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from roskva.model import Propagation
+from roskva.model import Propagation, Update
 
 FRAME_BYTES_MAX: Final = 64 << 20
 
@@ -77,7 +77,13 @@ class Disconnect(Struct, frozen=True, array_like=True, tag=10):
     code: str
 
 
-Frame = Challenge | Prove | Propagate | Propagated | Probe | Probed | Forward | Announce | Closed | Deliver | Disconnect
+class Hints(Struct, frozen=True, array_like=True, tag=11):
+    """Updates that the sender accepted just now: for the fast path, and may be lost."""
+
+    updates: list[Update]
+
+
+Frame = Challenge | Prove | Propagate | Propagated | Probe | Probed | Forward | Announce | Closed | Deliver | Disconnect | Hints
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)

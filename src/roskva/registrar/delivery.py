@@ -31,6 +31,7 @@ from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
 from roskva.registrar.cells import is_waiting, stamped_waiting
 from roskva.registrar.core_collection import ASKED
+from roskva.registrar.fast import FastPath
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave
@@ -70,6 +71,7 @@ class Delivery:
         rows: Rows,
         sessions: dict[ClientId, Session],
         unacknowledged: Unacknowledged,
+        fast: FastPath,
         counters: Counters,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -86,6 +88,7 @@ class Delivery:
         self._rows = rows
         self._sessions = sessions
         self._unacknowledged = unacknowledged
+        self._fast = fast
         self._counters = counters
         self._clock = clock
         self._wall_clock = wall_clock
@@ -172,6 +175,8 @@ class Delivery:
     def _send(self, index: int, told: Propagation, row: ClientRow, wave: Wave, outbox: dict[Session, list[Notify]], now_s: float) -> _Owed:
         tell, version = core.notification_of(row, told)
         session = self._sessions.get(told.client)
+        if tell and version is not None and session is not None and self._fast.covers(session, told.object, told.seqno, version):
+            tell = False
         hears = session is not None and tell and self._unacknowledged.has_room(session, now_s)
         if session is None or not hears or not self._unacknowledged.may_hear(session, told.object):
             return _Owed(index, told, row, session, None, tell, version)
@@ -289,6 +294,8 @@ class Delivery:
         self._counters.acknowledged += 1
         if entry.stored == NOT_STORED:
             self._counters.acknowledged_in_time += 1
+            if entry.hinted and version is not None:
+                self._fast.acknowledged(session, key, seqno, version)
         else:
             self._write_acknowledged(session.client, core.acknowledge(key, seqno, version))
         session.answered(now_s - entry.sent_s)

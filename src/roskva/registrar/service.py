@@ -24,6 +24,7 @@ from roskva.registrar import core
 from roskva.registrar.cells import seen_cell
 from roskva.registrar.collection import Collection
 from roskva.registrar.delivery import Delivery
+from roskva.registrar.fast import FastPath
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.members import MemberView
 from roskva.registrar.operating import Operating
@@ -112,11 +113,13 @@ class Registrar:
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
         self.operating = Operating(self, settings, table, self._orders, clock)
         self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak, self.users)
+        self.fast = FastPath(settings.fast_path, self.unacknowledged, self.counters, clock, self.speak, self.spawn)
         self.delivery = Delivery(
             settings,
             self.rows,
             self.sessions,
             self.unacknowledged,
+            self.fast,
             self.counters,
             clock,
             wall_clock,
@@ -317,6 +320,7 @@ class Registrar:
             return
         reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
         session.take(row, self._clock())
+        self.fast.follow(session, row)
         self.unacknowledged.resume(session, row)  # what a registration yielded goes before its confirmation
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row) if not row.outdated(key)]
         if confirmed or reset:  # after a reset the summary holds nothing any more: the client sees it and states its registrations
@@ -329,6 +333,7 @@ class Registrar:
 
     def leave(self, session: Session) -> None:
         self.unacknowledged.forget(session)
+        self.fast.leave(session)
         self.users.left(session)
         self.unsettled_told.pop(session, None)
         if self.sessions.get(session.client) is session:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings
@@ -19,6 +19,10 @@ from roskva.model import ClientId, ObjectKey, session_of
 from roskva.protocol.messages import Notify, Summary
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
+
+if TYPE_CHECKING:
+    from roskva.registrar.fast import Followers
+
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
 _LATE_S: Final = 0.005  # the event loop is always a little late
@@ -88,7 +92,7 @@ class Wave:
 class Outstanding:
     """A notification that an online client has not acknowledged: at most one per object and kind."""
 
-    __slots__ = ("acknowledged", "due_s", "object", "pause_s", "sent_s", "seqno", "stored", "version", "waves")
+    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "version", "waves")
 
     def __init__(self, key: ObjectKey, seqno: int, version: int | None) -> None:
         self.object = key
@@ -99,6 +103,7 @@ class Outstanding:
         self.pause_s = 0.0
         self.stored = NOT_STORED
         self.acknowledged = False
+        self.hinted = False  # sent before the pipeline came with it
         self.waves: list[Wave] = []
 
     def release(self) -> None:
@@ -118,8 +123,11 @@ class Session:
         "awaited_s",
         "channel",
         "client",
+        "covered",
         "device",
         "epoch",
+        "followed",
+        "followed_at",
         "granted_s",
         "heard_s",
         "hinted_s",
@@ -177,6 +185,9 @@ class Session:
         self.let_go_s = -1e9  # when its notifications were last dropped from memory, since it did not answer
         self.let_go_pause_s = 0.0  # and for how long then
         self.more = False  # the table holds more unacknowledged notifications than are in memory
+        self.followed: tuple[Followers, ...] = ()  # what the fast path tells it of,
+        self.followed_at: tuple[int, int] | None = None  # as of this seqno and epoch of its row
+        self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
         self.operations = Operations()
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
 
@@ -218,6 +229,7 @@ class Session:
     def rest(self) -> None:
         """Silent for a while: give back what only a busy session needs, some 700 bytes. Old numbers of operations are no longer late."""
         self.operations.last = {}
+        self.covered = None
         if not self.outstanding:
             self.outstanding = {}  # a dictionary that was emptied keeps its size
 
@@ -260,6 +272,7 @@ class Counters:
     registrations: int = 0
     propagated: int = 0  # tuples that came from the Matcher
     sent: int = 0
+    sent_at_once: int = 0  # by the fast path
     resent: int = 0
     acknowledged: int = 0
     acknowledged_in_time: int = 0  # before they had to be written

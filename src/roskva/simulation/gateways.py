@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from roskva.errors import Unavailable
@@ -12,6 +13,7 @@ from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Party, Router
+from roskva.model import Update
 from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
@@ -106,11 +108,13 @@ class SimulatedGateway:
         self.links = Links(world.internal_key, self.member_id, lambda identity: self.membership.suspect(identity), random=chance.random)
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
-        self.internal_port = InternalPort(world.internal_key, self.router, self.registrar.propagate, self.metrics)
+        self.internal_port = InternalPort(
+            world.internal_key, self.router, self.registrar.propagate, self.registrar.fast.updated, self.metrics
+        )
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
-        self._publishing = Publishing(settings, feed, epochs.of, self.metrics)
+        self._publishing = Publishing(settings, feed, epochs.of, self.metrics, hint=self._hint if settings.fast_path else None)
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
         self._commands = Commands(settings, feed, epochs.of, stores.raise_epoch, lambda application: stores.epochs.get(application, 0))
@@ -153,6 +157,10 @@ class SimulatedGateway:
             return await (self._commands.reset(body) if command == "reset" else self._commands.invalidate(body))
         except Unavailable:
             return None
+
+    def _hint(self, updates: Sequence[Update]) -> None:
+        self.registrar.fast.updated(updates)
+        self.links.hint(updates)
 
     def press(self, reason: str) -> None:
         """As gateway.memory does when memory is short, and when it is not any more."""

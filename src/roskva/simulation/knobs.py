@@ -44,6 +44,7 @@ FAULTS: Final = (*_OF_OLD, *_OF_OPERATORS, *_OF_PRESSURE)
 LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose matcher partition", "lose feed partition", "lose everything"})
 _SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.3}
 _DAY_S: Final = 86_400.0
+_FAST: Final = 0.4  # the part of worlds with the fast path: it hides what the pipeline does wrong
 _SWEPT: Final = 0.24  # the part of worlds with odd seeds that are swept
 _SIGNED_OUT: Final = 0.04  # the part of worlds in which clients sign out
 _SIGN_OUTS: Final = "departures"  # what their dice are called
@@ -95,6 +96,7 @@ class Knobs:
     operations_waiting_max: int = 20_000
     unfinished_max: int = 100_000
     publish_waiting_bytes_max: int = 1 << 26
+    fast_path: bool = False
     sign_out_pause_s: float = 0.0  # between two clients that sign out, on average; 0: nobody does
 
     @property
@@ -164,7 +166,9 @@ def draw(seed: int) -> Knobs:
         skew_s=chance.choice((0.0, 1.0, 50.0)),
         heartbeat_s=chance.choice((30.0, 600.0, 600.0)),
     )
-    return _with_sign_outs(_with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}")), Random(f"{_SIGN_OUTS} {seed}"))
+    more = _with_sign_outs(_with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}")), Random(f"{_SIGN_OUTS} {seed}"))
+    # From dice of its own, too.
+    return replace(more, fast_path=Random(f"fast path {seed}").random() < _FAST)
 
 
 def _with_more(knobs: Knobs, calm: bool, large: bool, vast: bool, chance: Random) -> Knobs:

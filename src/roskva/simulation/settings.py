@@ -29,6 +29,7 @@ def settings_of(knobs: Knobs) -> Settings:
         operations_per_message_max=knobs.operations_per_message_max,
         settling_s=knobs.settling_s * pace,
         ack_wait_ms=knobs.ack_wait_ms,
+        fast_path=knobs.fast_path,
         propagation_timeout_s=1.0,
         member_heartbeat_s=1.0 * pace,
         member_timeout_s=5.0 * pace,

@@ -1,0 +1,170 @@
+"""The fast path: accepted updates reach who is online at once, and what is acknowledged then the pipeline neither writes nor sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from roskva.config import Settings
+from roskva.model import OUTCOME_UNREGISTERED, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, ObjectKey, Registration, Update
+from roskva.protocol.messages import Ack, ClientMessage, Unregister
+from roskva.registrar.fast import Followers
+from roskva.registrar.sessions import Session
+from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as one:
+        yield one
+
+
+async def following(place: Place, name: str = "x", device: str = "d1") -> tuple[HeldChannel, str, Registration]:
+    channel = HeldChannel()
+    token = await place.start_client(channel, device)
+    await place.register(channel, token, name)
+    event = next(one for one in place.events() if one.client == place.client(token))
+    acknowledging(place, channel, token)
+    assert await place.registrar.propagate([told(event, OUTCOME_VERSION, 1)]) == [SETTLED]
+    channel.on_message = None
+    return channel, token, event
+
+
+def versions(channel: HeldChannel) -> list[str | None]:
+    return [one.version for message in channel.received for one in message.notify]
+
+
+async def test_who_is_online_hears_at_once_and_the_pipeline_adds_nothing(place: Place) -> None:
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    writes = place.registrar.counters.stored
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    assert versions(channel) == ["1", "7"], "before anything else happens"
+    await asyncio.sleep(0.05)
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+    await asyncio.sleep(0.05)
+    assert versions(channel) == ["1", "7"]
+    assert place.registrar.counters.stored == writes
+    assert not place.row(token).waits
+    assert place.registrar.counters.sent_at_once == 1
+
+
+async def test_what_is_not_acknowledged_the_pipeline_makes_durable(place: Place) -> None:
+    channel, token, event = await following(place)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+    assert place.row(token).waits
+    assert versions(channel) == ["1", "7"], "it was sent a moment ago"
+
+
+async def test_a_later_version_of_the_pipeline_is_told(place: Place) -> None:
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    await asyncio.sleep(0.05)
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 8)]) == [SETTLED]
+    assert versions(channel) == ["1", "7", "8"]
+
+
+async def test_an_older_version_does_not_follow_a_newer_one(place: Place) -> None:
+    channel, token, event = await following(place)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    place.registrar.fast.updated([Update(event.object, 6, "")])
+    acknowledging(place, channel, token)
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="x", seqno=str(event.seqno), version="7")]))
+    await asyncio.sleep(0.05)
+    place.registrar.fast.updated([Update(event.object, 5, ""), Update(event.object, 7, "")])
+    assert versions(channel) == ["1", "7"]
+
+
+async def test_trap_35_what_was_acknowledged_for_one_registration_covers_nothing_of_the_next(place: Place) -> None:
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    place.registrar.fast.updated([Update(event.object, 8, "")])
+    await asyncio.sleep(0.05)
+    place.say(channel, ClientMessage(token=token, unregister=[Unregister(op=2, object="x")]))
+    async with asyncio.timeout(10):
+        while len(place.events()) < 2:
+            await asyncio.sleep(0.005)
+    ended = max(place.events(), key=lambda one: one.seqno)
+    assert await place.registrar.propagate([told(ended, OUTCOME_UNREGISTERED)]) == [SETTLED]
+    again = await place.register(channel, token, "x", op=3)
+    before = len(versions(channel))
+    assert await place.registrar.propagate([told(again, OUTCOME_VERSION, 8)]) == [SETTLED]
+    assert versions(channel)[before:] == ["8"]
+
+
+async def test_whoever_made_the_change_is_left_out(place: Place) -> None:
+    mine, _, event = await following(place, device="d1")
+    other, _, _ = await following(place, device="d2")
+    place.registrar.fast.updated([Update(event.object, 7, "d1")])
+    assert versions(mine) == ["1"]
+    assert versions(other) == ["1", "7"]
+
+
+async def test_who_unregistered_or_left_hears_nothing(place: Place) -> None:
+    channel, token, event = await following(place)
+    place.say(channel, ClientMessage(token=token, unregister=[Unregister(op=2, object="x")]))
+    async with asyncio.timeout(10):
+        while len(place.events()) < 2:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.02)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    assert versions(channel) == ["1"]
+    other, _, second = await following(place, "y", "d2")
+    place.registrar.closed(other)
+    place.registrar.fast.updated([Update(second.object, 7, "")])
+    assert versions(other) == ["1"]
+    assert len(place.registrar.fast) == 0, "nobody is left in the index"
+
+
+async def test_another_epoch_is_another_object(place: Place) -> None:
+    channel, _, event = await following(place)
+    later = ObjectKey(event.object.replace(b"\x00\x00\x00\x00\x00", b"\x00\x00\x00\x00\x01", 1))
+    place.registrar.fast.updated([Update(later, 7, "")])
+    assert versions(channel) == ["1"]
+
+
+async def test_a_crowd_is_told_in_turns_and_of_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 2)
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        crowd = [await following(place, device=f"d{one}") for one in range(5)]
+        event = crowd[0][2]
+        place.registrar.fast.updated([Update(event.object, 7, "")])
+        assert all(versions(channel) == ["1"] for channel, _, _ in crowd), "others first"
+        place.registrar.fast.updated([Update(event.object, 9, ""), Update(event.object, 8, "")])
+        async with asyncio.timeout(5):
+            while not all("9" in versions(channel) for channel, _, _ in crowd):
+                await asyncio.sleep(0.005)
+        assert all("8" not in versions(channel) for channel, _, _ in crowd)
+
+
+async def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    async with serving(Place(replace(Settings(data=tmp_path, settling_s=0.0), fast_path=False))) as place:
+        channel, _, event = await following(place)
+        place.registrar.fast.updated([Update(event.object, 7, "")])
+        assert versions(channel) == ["1"]
+
+
+class TestFollowers:
+    @pytest.mark.parametrize("count", [1, 8, 9, 40])
+    def test_they_come_and_go(self, count: int) -> None:
+        followers = Followers(ObjectKey(b"x"))
+        sessions = [_session(one) for one in range(count)]
+        for seqno, session in enumerate(sessions):
+            followers.set(session, seqno)
+            followers.set(session, seqno + 100)
+        assert dict(followers.items()) == {session: seqno + 100 for seqno, session in enumerate(sessions)}
+        for session in sessions[1:]:
+            followers.remove(session)
+            followers.remove(session)
+        assert [session for session, _ in followers.items()] == sessions[:1]
+        assert len(followers) == 1
+
+
+def _session(number: int) -> Session:
+    return object.__new__(Session)
