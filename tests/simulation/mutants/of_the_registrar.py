@@ -39,6 +39,26 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "        events = []\n",
     ),
     mutant(
+        "an acknowledgement by the fast path covers later versions",
+        "registrar.fast",
+        "if covered is None or covered[0] != seqno or covered[1] < version:",
+        "if covered is None or covered[0] != seqno:",
+    ),
+    mutant(
+        "an acknowledgement by the fast path covers the next registration",
+        "registrar.fast",
+        "if covered is None or covered[0] != seqno or covered[1] < version:",
+        "if covered is None or covered[1] < version:",
+        35,
+    ),
+    mutant(
+        "the fast path tells whoever made the change",
+        "registrar.fast",
+        "        if update.source and session.device == update.source:\n            return\n",
+        "",
+        breaks="SourceLeftOut",
+    ),
+    mutant(
         "nothing is sent twice",
         "registrar.unacknowledged",
         "if entry.due_s <= now_s and self",
