@@ -12,6 +12,7 @@ import pytest
 from roskva.config import Settings
 from roskva.model import OUTCOME_UNREGISTERED, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, ObjectKey, Registration, Update
 from roskva.protocol.messages import Ack, ClientMessage, Unregister
+from roskva.registrar.cells import Pending, registration_cells, seqno_cell
 from roskva.registrar.fast import Followers
 from roskva.registrar.sessions import Session
 from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
@@ -120,6 +121,25 @@ async def test_who_unregistered_or_left_hears_nothing(place: Place) -> None:
     place.registrar.fast.updated([Update(second.object, 7, "")])
     assert versions(other) == ["1"]
     assert len(place.registrar.fast) == 0, "nobody is left in the index"
+
+
+async def test_an_object_that_is_registered_again_and_again_is_listed_once(place: Place) -> None:
+    channel, token, event = await following(place)
+    session = place.registrar.sessions[place.client(token)]
+    row = place.row(token)
+    seqno = event.seqno
+    for _ in range(500):
+        for registered in (False, True):
+            seqno += 1
+            row.apply(registration_cells(event.object, seqno, registered, Pending()))
+            row.apply([seqno_cell(seqno)])
+            place.registrar.fast.operated(session, row, [Registration(session.client, event.object, seqno, registered, "d1", None)])
+    assert len(session.followed) < 200
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    assert versions(channel) == ["1", "7"]
+    assert [one.seqno for message in channel.received for one in message.notify][-1] == str(seqno)
+    place.registrar.closed(channel)
+    assert len(place.registrar.fast) == 0
 
 
 async def test_another_epoch_is_another_object(place: Place) -> None:

@@ -14,16 +14,17 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
-from roskva.model import ObjectKey, Update
+from roskva.model import ObjectKey, Registration, Update
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import MAYBE_STORED, Counters, Session
+from roskva.registrar.sessions import MAYBE_STORED, NOTHING, Counters, Session
 from roskva.registrar.unacknowledged import Unacknowledged
 
 _FEW: Final = 8  # followers of an object that are kept in a tuple, which takes a third of a dictionary
 _TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
 _CROWDS_MAX: Final = 16  # objects with more than that which are being told; those beyond wait for the pipeline
+_SPARE: Final = 64  # entries of a session's list that no longer count
 _COVERED_MAX: Final = 1_000  # acknowledgements of one client that wait for the pipeline
 
 
@@ -42,13 +43,16 @@ class Followers:
     def items(self) -> Iterable[tuple[Session, int]]:
         return self._who.items() if isinstance(self._who, dict) else self._who
 
-    def set(self, session: Session, seqno: int) -> None:
+    def set(self, session: Session, seqno: int) -> bool:
+        """Whether it is new here."""
+        before = len(self._who)
         if isinstance(self._who, dict):
             self._who[session] = seqno
-            return
-        self._who = (*(one for one in self._who if one[0] is not session), (session, seqno))
+        else:
+            self._who = (*(one for one in self._who if one[0] is not session), (session, seqno))
         if len(self._who) > _FEW:
             self._who = dict(self._who)
+        return len(self._who) > before
 
     def remove(self, session: Session) -> None:
         if isinstance(self._who, dict):
@@ -88,28 +92,42 @@ class FastPath:
         if not self._enabled or session.followed_at == stand:
             return
         self.leave(session)
-        followed = []
+        session.followed = []
         for key in row.registered():
             standing = row.standing(key)
             if standing is not None:
-                followed.append(self._add(session, key, standing.seqno))
-        session.followed = tuple(followed)
+                self._add(session, key, standing.seqno)
         session.followed_at = stand
 
-    def _add(self, session: Session, key: ObjectKey, seqno: int) -> Followers:
+    def operated(self, session: Session, row: ClientRow, events: Sequence[Registration]) -> None:
+        """After a write of these operations: only they are looked at, since a client may have a hundred thousand others."""
+        if session.followed_at is None or len(session.followed) + len(events) > 2 * row.digest.count + _SPARE:
+            self.follow(session, row)
+            return
+        for event in events:
+            if event.registered and not row.outdated(event.object):
+                self._add(session, event.object, event.seqno)
+            elif (followers := self._index.get(event.object)) is not None:
+                self._remove(session, followers)  # the session's list keeps it until it is made anew
+        session.followed_at = (row.seqno, row.epoch)
+
+    def _add(self, session: Session, key: ObjectKey, seqno: int) -> None:
         followers = self._index.get(key)
         if followers is None:
             followers = self._index[key] = Followers(key)
-        followers.set(session, seqno)
-        return followers
+        if followers.set(session, seqno):
+            session.followed.append(followers)
+
+    def _remove(self, session: Session, followers: Followers) -> None:
+        followers.remove(session)
+        if not len(followers) and self._index.get(followers.key) is followers:
+            del self._index[followers.key]
 
     def leave(self, session: Session) -> None:
         """The session ended, or is looked at anew."""
         for followers in session.followed:
-            followers.remove(session)
-            if not len(followers):
-                self._index.pop(followers.key, None)
-        session.followed = ()
+            self._remove(session, followers)
+        session.followed = NOTHING
         session.followed_at = None
 
     # Telling.

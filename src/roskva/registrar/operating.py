@@ -104,7 +104,7 @@ class Operating:
                 self.registrar.unacknowledged.forget(session, event.object)
         self.registrar.counters.registrations += len(decision.events)
         session.take(row, session.read_s)
-        self.registrar.fast.follow(session, row)
+        self.registrar.fast.operated(session, row, decision.events)
         await self.registrar.telling.append(decision.events)
         if answer or decision.statuses or decision.sync_request is not None or not decision.events:
             self.registrar.speak(session, status=decision.statuses, sync_request=decision.sync_request)

@@ -28,6 +28,7 @@ _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an 
 _LATE_S: Final = 0.005  # the event loop is always a little late
 _WAITS_MAX: Final = 4
 OUTRANKED_S_MAX: Final = 3_600.0  # far below the days for which closed cells are kept
+NOTHING: Final[list[Followers]] = []  # of a session that follows nothing; never added to
 NOT_STORED: Final = 0
 MAYBE_STORED: Final = 1  # a write is on its way or failed: an acknowledgement must be written too
 STORED: Final = 2
@@ -185,7 +186,7 @@ class Session:
         self.let_go_s = -1e9  # when its notifications were last dropped from memory, since it did not answer
         self.let_go_pause_s = 0.0  # and for how long then
         self.more = False  # the table holds more unacknowledged notifications than are in memory
-        self.followed: tuple[Followers, ...] = ()  # what the fast path tells it of,
+        self.followed: list[Followers] = NOTHING  # what the fast path tells it of,
         self.followed_at: tuple[int, int] | None = None  # as of this seqno and epoch of its row
         self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
         self.operations = Operations()
