@@ -260,6 +260,7 @@ class Registrar:
 
     def _refuse(self, channel: Channel, error: RoskvaError, token: str) -> None:
         if isinstance(error, WANTED):
+            self.counters.credentials_refused += 1
             channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), credential=wanted(error))))
             return
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0

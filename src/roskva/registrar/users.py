@@ -108,11 +108,13 @@ class Users:
             return None
         if settings.authentication == "none":
             return _ANYBODY
-        try:
-            return await self.access.identify(application, settings, device, credential)
-        except WANTED:
-            self._counters.credentials_refused += 1
-            raise
+        return await self.access.identify(application, settings, device, credential)
+
+    def still_good(self, settings: ApplicationSettings, identity: Identity | None) -> bool:
+        """Whether an identity of before counts without another look at its credential: time has passed, and settings may have changed."""
+        if identity is None or identity is _ANYBODY:
+            return settings.authentication == "none" and asks_nothing(settings) == (identity is None)
+        return settings.authentication != "none" and self.is_current(identity) and not self.access.is_revoked(settings, identity)
 
     def good(self, identity: Identity | None) -> CredentialState | None:
         """What a client is told of a credential that was accepted; nothing where none was asked for."""
