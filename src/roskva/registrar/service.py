@@ -175,6 +175,7 @@ class Registrar:
         if message.sync is not None:
             count += len(message.sync.objects or ())
         if count > self._settings.operations_per_message_max:
+            self.counters.over_limits += 1
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
             if not self.handshakes.repeats(channel, message.init, message.credential):
