@@ -29,7 +29,6 @@ from roskva.errors import (
     Unavailable,
 )
 from roskva.model import ClientId, ObjectKey, name_from_text, name_of, name_to_text
-from roskva.probes import reached
 from roskva.protocol.messages import ClientMessage, CredentialState, Status
 from roskva.registrar.core import failed
 from roskva.registrar.row import ClientRow
@@ -170,7 +169,6 @@ class Users:
                     if refused:
                         await self._desk.revoke(session, refused)
                 except Unavailable as error:
-                    reached("users: nobody can say whether a notification may be told")
                     log.warning("notifications wait for an answer: %s", error)
                     self._doubted[session] |= dict.fromkeys(keys)
                     await asyncio.sleep(pause_s)
