@@ -21,6 +21,7 @@ JVM: Final = "Spark JVM"
 PLANNER: Final = "Python planner"  # latestOffset and partitions of the source, one process
 WORKERS: Final = "Python workers"  # source readers, Matcher tasks, and Spark's daemons that fork them
 GENERATOR: Final = "load generator"
+ATTACKER: Final = "attacker"  # bench/hostile.py
 OTHERS: Final = "others on this machine"
 SERVICE: Final = (GATEWAY, SUPERVISOR, DRIVER, JVM, PLANNER, WORKERS)
 
@@ -73,6 +74,8 @@ def _role(command: list[str]) -> str:
         return WORKERS
     if os.path.basename(command[0]) == "java":
         return JVM
+    if "-m bench.hostile" in text:
+        return ATTACKER
     if "-m roskva gateway" in text:
         return GATEWAY
     if "-m roskva pipeline" in text:

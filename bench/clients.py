@@ -11,7 +11,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from msgspec import Struct
@@ -85,6 +85,8 @@ class LeanClient(WSListener):
 
     __slots__ = ("_acks", "_heard", "_transport", "_waiting", "closed", "device", "known", "names", "registered", "token")
 
+    application: ClassVar[str] = APPLICATION
+
     def __init__(self, device: str, names: Sequence[str], heard: Heard) -> None:
         self.device = device
         self.names = names
@@ -150,6 +152,10 @@ class LeanClient(WSListener):
         if heard.status and self.registered >= len(self.names):
             self._done()
 
+    def credential(self) -> str:
+        """Who its user is; nobody, where nobody asks."""
+        return ""
+
     def _done(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -161,8 +167,8 @@ class LeanClient(WSListener):
     async def connect(self, url: str, prior: str | None = None) -> None:
         """Connect and handshake; with a prior token as the same client as before."""
         await self._open(url)
-        init = Init(nonce=self.device, application=APPLICATION, device=self.device, prior=prior)
-        await self._ask(encode(ClientMessage(init=init)))
+        init = Init(nonce=self.device, application=self.application, device=self.device, prior=prior)
+        await self._ask(encode(ClientMessage(init=init, credential=self.credential())))
         digest = SetDigest(name_from_text(name) for name in self.names)
         self._acks = encode(ClientMessage(token=self.token, summary=digest.summary()))[:-1] + b',"acks":'
 

@@ -73,8 +73,9 @@ class Request:
 class Publishers:
     """Connections that publish; requests wait for a free one."""
 
-    def __init__(self, url: str, objects: Sequence[str], connections: int) -> None:
+    def __init__(self, url: str, objects: Sequence[str], connections: int, application: str = APPLICATION) -> None:
         self._url = url
+        self._application = application
         self._host = url.removeprefix("http://")
         self._objects = objects
         self._wanted = connections
@@ -126,9 +127,9 @@ class Publishers:
         self.published_s.extend([due_s] * count)
         items = [f'{{"object":"{self.object_of(version)}","version":{version}}}' for version in range(first, first + count)]
         if count == 1:
-            body = f'{{"application":"{APPLICATION}",{items[0][1:]}'.encode()
+            body = f'{{"application":"{self._application}",{items[0][1:]}'.encode()
         else:
-            body = f'{{"application":"{APPLICATION}","updates":[{",".join(items)}]}}'.encode()
+            body = f'{{"application":"{self._application}","updates":[{",".join(items)}]}}'.encode()
         head = f"POST /v1/publish HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         request = Request(head.encode() + body, count, due_s, answered)
         if not self._all:

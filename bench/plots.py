@@ -173,6 +173,21 @@ def _contacts(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title(f"contacts: {document['settings']['load']}", fontsize=9)
 
 
+def _security(axes: Any, document: dict[str, Any]) -> None:
+    attacks = document["figures"]["attacks"]
+    for number, (part, colour) in enumerate((("p50", _BLUE), ("p99", _RED))):
+        places = [place + 0.4 * number for place in range(len(attacks))]
+        bars = axes.barh(places, [one[f"{part}_ratio"] for one in attacks], height=0.4, color=colour, label=part)
+        axes.bar_label(bars, [f"{one[f'{part}_ms']:,.0f} ms" for one in attacks], padding=3, fontsize=8)
+    axes.set_yticks([place + 0.2 for place in range(len(attacks))], [one["attack"] for one in attacks], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color=_GREY, linestyle=":")
+    most = max(one[f"{part}_ratio"] for one in attacks for part in ("p50", "p99"))
+    axes.set(xlabel="publish to a good client, times as long as in quiet", xlim=(0, 1.2 * most))  # room for the words
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set_title("security: good clients while one attacks, all on the same two cores", fontsize=10)
+
+
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
@@ -183,6 +198,7 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "reconnect": _reconnect,
     "channels": _channels,
     "contacts": _contacts,
+    "security": _security,
     "sweeping": _sweeping,
     "figure11": _figure11,
     "recovery": _recovery,

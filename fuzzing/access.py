@@ -42,20 +42,26 @@ CLAIMS: Final[list[dict[str, Any]]] = [
     {"sub": "me", "exp": int(NOW_S) + 60, "iss": "https://issuer.example", "aud": ["shop", "x"], "realm": {"rooms": [1, "a"]}},
     {"sub": "me", "exp": NOW_S - 600, "iss": "https://issuer.example", "aud": "shop"},
 ]
-CREDENTIALS: Final = [_signed(HEAD, _part(claims)) for claims in CLAIMS]
+
+
+def signed(claims: dict[str, Any]) -> bytes:
+    return _signed(HEAD, _part(claims))
+
+
+CREDENTIALS: Final = [signed(claims) for claims in CLAIMS]
 _GOOD: Final = frozenset(
     credential.rpartition(b".")[0] for credential in CREDENTIALS
 )  # what was signed; its signature may be written otherwise
 
 
-class _Keys:
+class Keys:
     async def candidates(self, kid: str | None) -> Sequence[Key]:
         return (Key(None, SECRET),)
 
     async def close(self) -> None: ...
 
 
-_VERIFIER: Final = JwtVerifier(SETTINGS, lambda: NOW_S, SimpleNamespace(settings=SETTINGS, keys=_Keys()))  # type: ignore[arg-type]
+_VERIFIER: Final = JwtVerifier(SETTINGS, lambda: NOW_S, SimpleNamespace(settings=SETTINGS, keys=Keys()))  # type: ignore[arg-type]
 
 
 def _identified(credential: str) -> Identity | str:

@@ -371,7 +371,7 @@ _SETTINGS: Final = frozenset(Settings.__dataclass_fields__)
 
 def targets() -> list[Target]:
     from fuzzing import access
-    from fuzzing.gateways import GATEWAY_SEEDS, gateway
+    from fuzzing.gateways import GATEWAY_SEEDS, USER_SEEDS, gateway, gateway_with_users
 
     frame_seeds = [encode_frame(frame) for frame in FRAMES]
     name_seeds = [b"hello", b"a/b c", b"base64:_wA", "grüße".encode(), b"x" * 128, b"\xff\x00", b"9223372036854775807"]
@@ -387,4 +387,5 @@ def targets() -> list[Target]:
         Target("jwk-sets", "the keys of whoever signs them", access.JWK_SETS, access.jwk_sets, of_json),
         Target("patterns", "what a user may register for", access.PATTERNS, access.patterns, of_json),
         Target("gateway", "a client's message at a gateway with its Registrar", GATEWAY_SEEDS, gateway, of_json),
+        Target("gateway-users", "the same where users are asked for", USER_SEEDS, gateway_with_users, of_json),
     ]

@@ -121,7 +121,7 @@ class InvalidDevice(BadRequest):
 class UnknownApplication(BadRequest):
     code = "unknown-application"
     status = 404
-    advice = "Add [applications.NAME] to roskva.toml and restart, or check the spelling."
+    advice = "Add it to the settings file with `roskva app create`, or check the spelling."
 
     def __init__(self, application: object) -> None:
         super().__init__(f"There is no application {_shown(application)} here.")

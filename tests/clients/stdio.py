@@ -93,12 +93,13 @@ class TypescriptCore:
         state: bytes | None = None,
         config: Config | None = None,
         library: str = "",
+        credential: str = "",
     ) -> None:
         self._node = node
         self._number = node.number()
         self._draw: dict[str, Callable[[], Any]] = {"random": random, "nonce": nonce}
         kept = None if state is None else state.decode()
-        self.state_ignored = self._call("new", application, device, kept, msgspec.to_builtins(config or Config()), library)
+        self.state_ignored = self._call("new", application, device, kept, msgspec.to_builtins(config or Config()), library, credential)
         self.desired = DesiredAbroad(lambda: self._call("desired"))
 
     @property
@@ -155,6 +156,9 @@ class TypescriptCore:
     def give_back(self, now: float, notification: Notification) -> list[Action]:
         return self._act("give_back", now, _told(notification))
 
+    def use_credential(self, now: float, text: str) -> list[Action]:
+        return self._act("use_credential", now, text)
+
     def received(self, now: float, message: ServerMessage) -> list[Action]:
         return self.hear(now, encode(message).decode())
 
@@ -188,6 +192,10 @@ def _action(told: dict[str, Any]) -> Action:
             return actions.WriteState(told["state"].encode())
         case "reported":
             return actions.Reported(told["code"], told["message"], told["transient"])
+        case "credentialWanted":
+            return actions.CredentialWanted(told["code"], told["message"])
+        case "credentialAccepted":
+            return actions.CredentialAccepted(told["goodS"])
         case "closeChannel":
             return actions.CloseChannel()
         case "stopped":

@@ -48,6 +48,10 @@ null
 {"config":{"epoch":4294967296}}
 {"error":{"code":"c"}}
 {"error":{"code":"c","message":null}}
+{"credential":[]}
+{"credential":{"wanted":1}}
+{"credential":{"good_s":"1"}}
+{"credential":{"code":7}}
 """
 
 ACCEPTED = r"""
@@ -57,6 +61,8 @@ ACCEPTED = r"""
 {"summary":null,"grant":null,"config":{},"notify":[]}
 {"token":"a","token":"b"}
 {"time_ms":9007199254740991}
+{"credential":null}
+{"credential":{"good_s":3600.5,"later":1}}
 {"config":{"quiet_s":1,"epoch":4294967295}}
 {"notify":[{"object":"a","seqno":"9999999999999999999","version":null}]}
 """

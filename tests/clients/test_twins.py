@@ -16,9 +16,9 @@ from typing import Any, Final
 import pytest
 
 from roskva.client.actions import CloseChannel, Notification, Notify, Send, WriteState
-from roskva.errors import RoskvaError
+from roskva.errors import InvalidSetting, RoskvaError
 from roskva.model import name_to_text
-from roskva.protocol.messages import Config, ErrorReport, Grant, ServerMessage, StartAnew, Status, SyncRequest
+from roskva.protocol.messages import Config, CredentialState, ErrorReport, Grant, ServerMessage, StartAnew, Status, SyncRequest
 from roskva.protocol.messages import Notify as Told
 from roskva.protocol.summaries import SetDigest
 from tests.clients.stdio import Node, Twin, TypescriptCore
@@ -49,6 +49,8 @@ TEXTS: Final = [
     "base64:A",
     "never wished for",
 ]
+CREDENTIALS: Final = ["", "first", "second", "ö" * 8_192]
+REASONS: Final = ["", "credential-required", "credential-required", "credential-refused", "credential-expired"]
 CODES: Final = ["overloaded", "unavailable", "unknown-application", "of a later server"]
 
 
@@ -87,13 +89,14 @@ class Capricious:
         self.begin()
         self.inputs: list[Callable[[], Any]] = [
             *[self.speaks] * 8, *[self.registers] * 3, *[self.time_passes] * 3, *[self.acknowledges] * 2, *[self.sensible] * 4,
-            self.unregisters, self.gives_back, self.connects, self.disconnects, self.grants, self.ends,
+            self.uses_a_credential, self.unregisters, self.gives_back, self.connects, self.disconnects, self.grants, self.ends,
         ]  # fmt: skip
 
     def begin(self) -> None:
         config = Config(operations_per_message_max=self.chance.choice([1, 3, 1000]), retry_max_s=self.chance.choice([2.0, 60.0]))
         random_, nonce = self.chance.random, self._new_nonce
-        self.core = Twin(self._node, "demo", "phone", random=random_, nonce=nonce, state=self.state, config=config, library="twins")
+        more = {"state": self.state, "config": config, "library": "twins", "credential": self.chance.choice(CREDENTIALS)}
+        self.core = Twin(self._node, "demo", "phone", random=random_, nonce=nonce, **more)
         self.shown = []
         self.do(self.core.start(self.now))
         self.do(self.core.connected(self.now))
@@ -146,6 +149,9 @@ class Capricious:
         given = self.chance.sample(self.shown, min(len(self.shown), self.chance.randrange(4)))
         self.do(self.core.acknowledge(self.now, *given, *([forged] if self.chance.random() < 0.1 else [])))
 
+    def uses_a_credential(self) -> None:
+        self.do(self.core.use_credential(self.now, self.chance.choice(CREDENTIALS)))
+
     def gives_back(self) -> None:
         if self.shown:
             self.do(self.core.give_back(self.now, self.chance.choice(self.shown)))
@@ -167,8 +173,9 @@ class Capricious:
         self.epoch = max(0, self.epoch + self.chance.choice([-1, 0, 0, 1]))
         config = Config(epoch=self.epoch) if self.chance.random() < 0.8 else None
         grant = Grant(nonce=self.nonce, token=token)
+        judged = CredentialState(good_s=self.chance.choice([0.0, 30.0])) if self.chance.random() < 0.5 else None
         summary = SetDigest(self.has).summary() if self.chance.random() < 0.9 else None
-        self.do(self.core.received(self.now, ServerMessage(token=token, grant=grant, config=config, summary=summary)))
+        self.do(self.core.received(self.now, ServerMessage(token=token, grant=grant, config=config, summary=summary, credential=judged)))
 
     def sensible(self) -> None:
         """Answer an init; forget who wants it; else have what was stated, and confirm it; name the buckets that were asked for."""
@@ -212,6 +219,7 @@ class Capricious:
             sync_request=maybe(0.2, lambda: SyncRequest(op=chance.randrange(4), buckets=chance.choice([None, [], [1, 44]]))),
             config=maybe(0.05, self.config),
             error=maybe(0.05, lambda: ErrorReport(code=chance.choice(CODES), message="no", retry_after_s=chance.choice([0.0, 2.5, 1e9]))),
+            credential=maybe(0.2, self.judgement),
         )
         self.do(self.core.received(self.now, message))
 
@@ -219,9 +227,15 @@ class Capricious:
         code = self.chance.choice(["session-superseded", "token-invalid", "token-elsewhere"])
         return StartAnew(code=code, keep=self.chance.random() < 0.6, nonce=self.chance.choice(["", self.nonce]))
 
+    def judgement(self) -> CredentialState:
+        if self.chance.random() < 0.5:
+            return CredentialState(good_s=self.chance.choice([0.0, 0.5, 30.0, 3600.0]))
+        return CredentialState(wanted=True, code=self.chance.choice(REASONS), message="who?")
+
     def status(self) -> Status:
         state = self.chance.choice(["registered", "unregistered", "failed", "of a later protocol"])
-        return Status(object=self.chance.choice(TEXTS), state=state, transient=self.chance.random() < 0.5, code="x", message="y")
+        code = self.chance.choice(["x", "not-authorized"])
+        return Status(object=self.chance.choice(TEXTS), state=state, transient=self.chance.random() < 0.5, code=code, message="y")
 
     def notification(self) -> Told:
         version = self.chance.choice([None, "0", str(self.chance.randrange(9)), str(2**63 - 1)])
@@ -245,6 +259,7 @@ def test_both_answer_the_same_whatever_the_server_says(seed: int, node: Node) ->
     for _ in range(INPUTS):
         capricious.step()
     assert len(capricious.said) > INPUTS / 8
+    assert any(message.credential for message in capricious.said)
     assert capricious.core.calls > 0
 
 
@@ -282,3 +297,45 @@ def test_both_refuse_bad_arguments_by_the_same_name(application: str, device: st
     with pytest.raises(RoskvaError) as second:
         TypescriptCore(node, application, device, random=lambda: 0.5, nonce=lambda: "n")
     assert first.value.code == second.value.code
+
+
+@pytest.mark.parametrize("text", ["x" * 8_193, "\U0001f600" * 8_193])
+def test_both_refuse_a_credential_that_is_too_long_and_do_not_show_it(text: str, node: Node) -> None:
+    core = Twin(node, "demo", "phone", random=lambda: 0.5, nonce=lambda: "n", credential=text[1:])
+    for use in (core._first.use_credential, core._second.use_credential):
+        with pytest.raises(InvalidSetting) as refused:
+            use(0.0, text)
+        assert text[:9] not in str(refused.value)
+
+
+def test_both_show_a_credential_when_it_is_wanted_and_ask_for_another_in_time(node: Node) -> None:
+    nonces = count(1)
+    core = Twin(node, "demo", "phone", random=lambda: 0.5, nonce=lambda: f"n{next(nonces)}", credential="first")
+
+    def hear(now: float, token: str = "T", **more: Any) -> list[Any]:
+        answer: list[Any] = core.received(now, ServerMessage(token=token, **more))
+        return [(one.message.credential or "-") if isinstance(one, Send) else type(one).__name__ for one in answer]
+
+    def wanted(code: str) -> CredentialState:
+        return CredentialState(wanted=True, code=code, message="no")
+
+    summary = SetDigest().summary()
+    core.start(0.0)
+    (init,) = core.connected(0.0)
+    assert init.message.credential == "first"
+    assert hear(0.0, "", credential=wanted("credential-refused")) == ["CredentialWanted"]
+    assert core.next_deadline() == 1.5
+    assert core.tick(1.4) == []
+    assert [one.message.credential for one in core.tick(1.5)] == ["first"]
+    assert core.use_credential(1.5, "first") == []  # refused already: no sooner than the pause says
+    assert [one.message.credential for one in core.use_credential(1.5, "second")] == ["second"]
+    grant = Grant(nonce="n3", token="T")
+    assert hear(1.5, summary=summary, grant=grant, credential=CredentialState(good_s=100.0)) == ["CredentialAccepted", "WriteState", "-"]
+    assert core.in_sync(1.5)
+    assert core.next_deadline() == 81.5
+    assert [one.code for one in core.tick(81.5)] == ["credential-refresh"]
+    assert hear(82.0, credential=wanted("credential-required")) == ["second"]  # not seen: shown again, and nobody told
+    assert not core.alive(82.0)
+    assert hear(82.0, credential=wanted("credential-expired")) == ["CredentialWanted"]
+    assert hear(82.0, summary=summary, credential=CredentialState()) == ["CredentialAccepted"]
+    assert core.in_sync(82.0)

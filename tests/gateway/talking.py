@@ -77,11 +77,13 @@ class Raw:
         await self.writer.drain()
 
     async def read_to_end(self) -> bytes:
+        """What comes until the other side hangs up, however rudely."""
+        found = b""
         async with asyncio.timeout(WAIT_S):
-            try:
-                return await self.reader.read()
-            except ConnectionError:
-                return b""
+            with contextlib.suppress(ConnectionError):
+                while piece := await self.reader.read(1 << 16):
+                    found += piece
+        return found
 
     async def read_head(self) -> bytes:
         async with asyncio.timeout(WAIT_S):

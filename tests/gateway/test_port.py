@@ -394,8 +394,11 @@ async def test_idle_connection_holds_no_task_and_no_timer(gateway: Gateway, http
     for raw in raws:
         await raw.send(UPGRADE)
         await raw.read_head()
-    await asyncio.sleep(0.05)
-    assert len(asyncio.all_tasks()) <= before + 1
+    counts = []
+    for _ in range(20):  # the gateway's own rounds have tasks now and then
+        await asyncio.sleep(0.05)
+        counts.append(len(asyncio.all_tasks()))
+    assert min(counts) <= before + 1
     assert all(not hasattr(connection, "__dict__") for connection in gateway.router.connections.values())
     for raw in raws:
         await raw.close()

@@ -67,6 +67,16 @@ async def test_a_file_that_is_made_later_counts_and_observers_hear_what_changed(
     assert len(heard) == 2
 
 
+async def test_a_change_between_the_start_and_the_first_look_counts(file: Path, settings: Settings) -> None:
+    write(file, SHOP)
+    sources = Sources(file, True, {}, {"data": str(settings.data)})
+    started = sources.load()
+    write(file, SHOP.replace("600", "700"))
+    live = LiveApplications(started.applications)
+    await Reloading(replace(started, applications=live), live, sources).look()
+    assert live["shop"].heartbeat_s == 700
+
+
 BAD_FILES = [
     "nonsense",
     "[applications.shop]\nheartbeat = 1\n",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+from roskva.config import Settings
 from roskva.gateway.service import Gateway
+from roskva.registrar import rounds
 from tests.gateway.conftest import anybody, gateway, http, pytest_asyncio_loop_factories, settings, start
 from tests.gateway.talking import Raw
+from tests.security.adversary import Town
 
 __all__ = ["anybody", "gateway", "http", "pytest_asyncio_loop_factories", "settings", "start"]
 
@@ -28,3 +32,13 @@ async def stranger() -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(local_addr=(STRANGER, 0), force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=20)) as session:
         yield session
+
+
+@pytest.fixture
+async def town(
+    tmp_path: Path, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Town]:
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(rounds, "_SETTLED_AFTER_S", 0.1)  # only so that the innocent know sooner that they are in sync
+    async with Town(tmp_path, caplog).open(settings) as town:
+        yield town

@@ -63,6 +63,8 @@ async def dribble(raw: Raw, data: bytes, pause_s: float = 0.05) -> None:
     """A byte now and then, until the other side has enough."""
     with contextlib.suppress(ConnectionError):
         for place in range(len(data)):
+            if raw.writer.transport.is_closing():
+                return  # to write to it is no ConnectionError with uvloop
             await raw.send(data[place : place + 1])
             await asyncio.sleep(pause_s)
 

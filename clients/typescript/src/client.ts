@@ -28,13 +28,14 @@ const keyOf = ({ name, version }: Notification): string => (version === null ? U
 interface Handling {
   readonly handler: Handler | null; // null: released, and not yet taken by another
   readonly manual: boolean;
+  readonly refused: RegisterOptions["refused"];
   readonly waiting: Latest;
   readonly working: Latest; // with the handler, not acknowledged
   busy: boolean;
 }
 
-const handlingOf = (handler: Handler | null, manual = false, waiting: Latest = new Map()): Handling => {
-  return { handler, manual, waiting, working: new Map(), busy: false };
+const handlingOf = (handler: Handler | null, { manual = false, refused }: RegisterOptions = {}, waiting: Latest = new Map()): Handling => {
+  return { handler, manual, refused, waiting, working: new Map(), busy: false };
 };
 
 /** The events' types, in the manner of the platform's own classes. */
@@ -84,7 +85,8 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   async #start(): Promise<void> {
     if (this.#closed) throw new ClientStopped("The client was closed.");
     const tell = (told: Told): void => this.#told(told);
-    const { tabs, stateAlone } = this.#options;
+    const { tabs, stateAlone, credential } = this.#options;
+    if (credential !== undefined) (await import("./credentials.ts")).checkGiven(credential); // most have none
     if (tabs) {
       const { SharedSession } = await import("./tabs/shared.ts"); // what only browsers have a use for is loaded there
       try {
@@ -161,7 +163,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       throw new InvalidSetting(`${name} is registered already, without this handler.`);
     }
     if (!known?.handler) {
-      if (handler) this.#handlings.set(name, handlingOf(handler, manual));
+      if (handler) this.#handlings.set(name, handlingOf(handler, options));
       else this.#handlings.delete(name);
     }
     if (signal) this.#unregisterAt(signal, name);
@@ -180,7 +182,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     const handling = this.#handlings.get(name);
     if (!handling) return;
     const { working, waiting } = handling;
-    this.#handlings.set(name, handlingOf(null, false, new Map([...working, ...waiting])));
+    this.#handlings.set(name, handlingOf(null, {}, new Map([...working, ...waiting])));
     working.clear();
     waiting.clear();
     this.#unsignal(name);
@@ -191,6 +193,19 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     const handling = this.#handlings.get(notification.name);
     if (handling) dealtWith(handling, notification);
     if (!this.#closed) this.#source?.acknowledge(notification);
+  }
+
+  /** The user's credential from now on: shown at once if there is a connection, and whenever the service asks. Registrations stay. */
+  async useCredential(text: string): Promise<void> {
+    const { checkCredential } = await import("./credentials.ts");
+    checkCredential(text);
+    if (this.#starting) await (await this.#running()).useCredential(text);
+    else if (typeof this.#options.credential !== "function") this.#options.credential = text;
+  }
+
+  /** `credential-required`, `credential-refused` or `credential-expired`: the service does nothing for this client. Empty: none. */
+  get credentialProblem(): string {
+    return this.#ready?.credentialProblem ?? "";
   }
 
   /** The service has exactly the registrations wished for, owes this client nothing, and said so a moment ago. */
@@ -334,7 +349,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
         this.#watchers.delete(look);
         reject(
           this.connected
-            ? new DOMException(`${otherwise}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
+            ? new DOMException(`${[otherwise, this.credentialProblem].filter(Boolean).join(": ")}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
             : new ServiceUnreachable(this.#source?.unreachable || `There is no connection to ${this.url}.`),
         );
       };
@@ -368,10 +383,16 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       this.#dispatch(told.registered ? "registered" : "unregistered", { name: told.name });
     } else if (told.kind === "registrationFailed") {
       const { name, transient, code, message } = told;
-      if (!transient) this.#drop(this.#source as Source, name);
+      if (!transient) {
+        const refused = this.#handlings.get(name)?.refused;
+        this.#drop(this.#source as Source, name);
+        refused?.(name, code, message);
+      }
       this.#dispatch("failed", { name, transient, code, message });
     } else if (told.kind === "reissueRegistrations") {
       this.#dispatch("reissue", null);
+    } else if (told.kind === "credentialWanted") {
+      this.#dispatch("credentialrefused", { code: told.code, message: told.message });
     } else if (told.kind === "reported") {
       this.#dispatch("error", { error: new RoskvaError(told.code, told.message) });
     } else if (told.kind === "stopped") {

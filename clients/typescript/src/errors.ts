@@ -2,19 +2,15 @@
  * Errors of what is around the core, beside those of core/errors.ts.
  *
  *     RoskvaError
- *     +-- InvalidSetting       an option does not fit
  *     +-- ServiceUnreachable   nothing answers at the service's address
  *     +-- StateInUse           another running client holds this state
+ *     +-- NotAuthorized        what a LiveCache was asked for the client's user may not have
  *     +-- FetchFailed          what a LiveCache holds is outdated, or nothing, and the application's fetch failed
  */
 
 import { RoskvaError } from "./core/errors.ts";
 
-export class InvalidSetting extends RoskvaError {
-  constructor(what: string) {
-    super("invalid-setting", what);
-  }
-}
+export { InvalidSetting } from "./core/errors.ts";
 
 export class ServiceUnreachable extends RoskvaError {
   constructor(what: string) {
@@ -25,6 +21,12 @@ export class ServiceUnreachable extends RoskvaError {
 export class StateInUse extends RoskvaError {
   constructor(what: string) {
     super("state-in-use", `${what} is in use by another running client. Give each a state of its own, or stop the other one first.`);
+  }
+}
+
+export class NotAuthorized extends RoskvaError {
+  constructor() {
+    super("not-authorized", "This user may not register for this object. Register for what this user may see, or let the application allow it.");
   }
 }
 

@@ -8,7 +8,7 @@
 import { type Clock, systemClock } from "./clock.ts";
 import { ClientStopped, RoskvaError } from "./core/errors.ts";
 import { type Name, nameFromText } from "./core/model.ts";
-import { FetchFailed, InvalidSetting } from "./errors.ts";
+import { FetchFailed, InvalidSetting, NotAuthorized } from "./errors.ts";
 import { type Attempt, Entry, PAUSES, type Standing } from "./freshness.ts";
 import type { Asked, CacheClient, LiveCacheOptions, Versioned } from "./livecache-options.ts";
 import { type Fetched, fetchedOf, type Flight, newSlot, type Slot } from "./livecache-slots.ts";
@@ -18,7 +18,7 @@ import { CacheWriter } from "./stores/cache-writer.ts";
 import { orAborted, Places } from "./waiting.ts";
 import { type Live, Watching } from "./watching.ts";
 
-export { FetchFailed } from "./errors.ts";
+export { FetchFailed, NotAuthorized } from "./errors.ts";
 export type { Pauses, Standing, State } from "./freshness.ts";
 export type { Asked, CacheClient, LiveCacheOptions, Versioned } from "./livecache-options.ts";
 export { type CacheStore, cloneCodec, type Codec, jsonCodec, type Kept, MemoryStore } from "./stores/cache.ts";
@@ -26,6 +26,8 @@ export { IndexedDbStore } from "./stores/indexeddb-cache.ts";
 export type { Live } from "./watching.ts";
 
 const LOOK_S = 0.02;
+const FORBIDDEN_S = 60; // after a refusal `get` says so for so long, before it tries again
+const NOT_AUTHORIZED = "not-authorized";
 const CLOSED = "The cache was closed.";
 
 /**
@@ -49,6 +51,7 @@ export class LiveCache<V> {
   readonly #background: Places;
   readonly #slots = new Map<Name, Slot<V>>(); // the least recently used first
   readonly #flights = new Set<Flight<V>>();
+  readonly #forbidden = new Map<Name, number>(); // until when; what was refused longest ago first
   readonly #watching: Watching<V>;
   readonly #ending = new AbortController();
   readonly #turns = new Map<Name, Promise<void>>(); // registrations on their way
@@ -127,13 +130,15 @@ export class LiveCache<V> {
   /**
    * The value. From memory if it is fresh; else it is fetched, once for all who ask. Who aborts `signal` takes nothing from the others.
    *
-   * Throws FetchFailed if the value is outdated, or not there, and the fetch fails (unless `serveIfFailed`).
+   * Throws FetchFailed if the value is outdated, or not there, and the fetch fails (unless `serveIfFailed`), and NotAuthorized if the service
+   * refused the registration because the client's user may not have it.
    */
   async get(id: string, { signal }: { readonly signal?: AbortSignal } = {}): Promise<V> {
     const name = nameFromText(id);
     signal?.throwIfAborted();
     this.#checkOpen();
     if (!this.#ready) await orAborted(this.start(), signal);
+    this.#checkAllowed(name);
     let slot = this.#slots.get(name);
     if (slot === undefined) slot = this.#add(name);
     else this.#touch(slot);
@@ -166,9 +171,11 @@ export class LiveCache<V> {
     this.#watching.look(slot.name);
   }
 
-  /** Hold it no longer, and be told of it no longer. */
+  /** Hold it no longer, and be told of it no longer. If it was refused, the next `get` tries again. */
   async discard(id: string): Promise<void> {
-    const slot = this.#slots.get(nameFromText(id));
+    const name = nameFromText(id);
+    this.#forbidden.delete(name);
+    const slot = this.#slots.get(name);
     if (slot !== undefined) await this.#evict(slot);
   }
 
@@ -279,7 +286,7 @@ export class LiveCache<V> {
       if (version === null && this.#toldUntil(slot) !== null) return;
       const held = version === null ? {} : { version, epoch: entry.epoch };
       try {
-        await this.#client.register(name, this.#noticed, { manual: true, ...held });
+        await this.#client.register(name, this.#noticed, { manual: true, refused: this.#refused, ...held });
         slot.registered = true;
         this.#watching.look(name);
       } catch (error) {
@@ -288,6 +295,36 @@ export class LiveCache<V> {
         slot.warned = true;
       }
     });
+  }
+
+  /**
+   * The service will not tell of it, and so the store must not bring it back as fresh. What the user may not have is held no longer; what was
+   * refused for another reason is cached by time, and registered again when it is fetched again.
+   */
+  readonly #refused = (id: string, code: string, message: string): void => {
+    const name = id as Name;
+    const slot = this.#slots.get(name);
+    if (slot === undefined || this.#ending.signal.aborted) return;
+    slot.registered = slot.entry.kept = false;
+    this.#writer?.forget(name);
+    if (code === NOT_AUTHORIZED) {
+      slot.gone = true;
+      this.#slots.delete(name);
+      slot.wake?.();
+      this.#forbidden.delete(name);
+      this.#forbidden.set(name, this.#client.now() + FORBIDDEN_S);
+      if (this.#forbidden.size > this.#options.entriesMax) this.#forbidden.delete(this.#forbidden.keys().next().value as Name);
+    }
+    if (!slot.warned) this.#options.warn(`${name} is not registered`, new RoskvaError(code, message));
+    slot.warned = true;
+    this.#watching.look(name);
+  };
+
+  #checkAllowed(name: Name): void {
+    const untilS = this.#forbidden.get(name);
+    if (untilS === undefined) return;
+    if (this.#client.now() < untilS) throw new NotAuthorized();
+    this.#forbidden.delete(name);
   }
 
   /** Be told of it no more. `keep`: the registration is for the next run, or for the next cache of this client. */
@@ -340,6 +377,7 @@ export class LiveCache<V> {
       if (this.#options.serveIfFailed && slot.entry.present) return slot.entry.value as V;
       throw error;
     }
+    this.#checkAllowed(slot.name);
     // What others fetched meanwhile may be later, and may be acknowledged: never answer an older one.
     const latest = this.#slots.get(slot.name) ?? slot;
     return latest.entry.present ? (latest.entry.value as V) : answer;

@@ -5,6 +5,7 @@ import type { SocketClass } from "./channels/websocket.ts";
 import { type Clock, systemClock } from "./clock.ts";
 import type { RoskvaError } from "./core/errors.ts";
 import type { Config } from "./core/messages.ts";
+import type { Provider } from "./credentials.ts";
 import { checkApplication, checkDevice } from "./core/model.ts";
 import { InvalidSetting } from "./errors.ts";
 import type { Handler } from "./registrations.ts";
@@ -30,6 +31,11 @@ export interface ClientOptions {
   readonly onNotify?: Handler;
   /** The policy until the service sends its own. */
   readonly config?: Partial<Config>;
+  /**
+   * Who the user is, where the application asks for that: a text, or a function that answers one, called at the start and whenever another
+   * is needed. `useCredential` changes it.
+   */
+  readonly credential?: string | Provider;
   /** The class of WebSockets, where it is not the platform's. */
   readonly WebSocket?: SocketClass;
   readonly clock?: Clock;
@@ -48,11 +54,14 @@ export interface ClientEvents {
   reissue: null;
   /** A handler failed (then `name` is the object's), or the service refused a message, or cannot be reached. The client goes on. */
   error: { readonly error: unknown; readonly name?: string };
+  /** The service does nothing for this client's user until it is given another credential. The client keeps trying, with pauses. */
+  credentialrefused: { readonly code: string; readonly message: string };
   /** The client ended by itself, or was forgotten. */
   stopped: { readonly error: RoskvaError };
 }
 
 export interface Settled extends SessionOptions {
+  credential: SessionOptions["credential"];
   readonly tabs: boolean;
   readonly stateAlone: StateStore; // if it does not share after all
   readonly onNotify: Handler | undefined;
@@ -69,7 +78,8 @@ export function settled(url: string | readonly string[], options: ClientOptions)
   const key = `roskva:${application}:${device}`;
   const state = options.state ?? defaultState(tabs ? scopeOf(application, device) : key, tabs);
   const stateAlone = tabs ? (options.state ?? defaultState(key, false)) : state;
-  return { urls, channel, socket, application, device, config, clock, tabs, state, stateAlone, onNotify: options.onNotify };
+  const { credential, onNotify } = options;
+  return { urls, channel, socket, application, device, config, clock, tabs, state, stateAlone, credential, onNotify };
 }
 
 function checkChannel(channel: unknown, socket: unknown): void {

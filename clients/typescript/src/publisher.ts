@@ -17,6 +17,8 @@ const REQUEST_S = 15; // how long one request may take
 
 export interface PublisherOptions {
   readonly application: string;
+  /** A publish key of the application, if it has any. One that is refused is not tried again. */
+  readonly key?: string;
   /** What fails in a way that may pass is tried again for so long. */
   readonly retryForS?: number;
   /** Requests under way at a time. */
@@ -61,6 +63,7 @@ interface Waiting {
 export class Publisher {
   readonly #url: string;
   readonly #application: string;
+  readonly #headers: Record<string, string>;
   readonly #retryForS: number;
   readonly #requestsMax: number;
   readonly #waitingMax: number;
@@ -72,10 +75,11 @@ export class Publisher {
   #closed = false;
 
   constructor(url: string, options: PublisherOptions) {
-    const { application, retryForS = 30, requestsMax = 4, waitingMax = 10_000 } = options;
+    const { application, key, retryForS = 30, requestsMax = 4, waitingMax = 10_000 } = options;
     if (!/^https?:\/\/[^/]/.test(url)) throw new InvalidSetting(`${url} is not the address of a service: http://HOST:PORT is expected.`);
     this.#url = `${url.replace(/\/+$/, "")}/v1/publish`;
     this.#application = checkApplication(application);
+    this.#headers = headersOf(key);
     this.#retryForS = retryForS;
     this.#requestsMax = Math.max(1, requestsMax);
     this.#waitingMax = Math.max(1, waitingMax);
@@ -149,9 +153,9 @@ export class Publisher {
   async #post(updates: readonly Update[]): Promise<Outcome[]> {
     const body = JSON.stringify({ application: this.#application, updates });
     try {
-      const headers = { "Content-Type": "application/json" };
-      const answer = await fetch(this.#url, { method: "POST", headers, body, signal: AbortSignal.timeout(REQUEST_S * 1000) });
-      return outcomesOf(answer.status, await answer.text(), updates.length);
+      const signal = AbortSignal.timeout(REQUEST_S * 1000);
+      const answer = await fetch(this.#url, { method: "POST", headers: this.#headers, body, signal });
+      return outcomesOf(answer.status, await answer.text(), updates.length, answer.headers.get("Retry-After"));
     } catch (error) {
       const { message, cause } = error as Error;
       const what = `${this.#url} cannot be reached: ${(cause as Error | undefined)?.message || message}.`;
@@ -171,8 +175,18 @@ function updateOf([id, version, source]: Change): Update {
   return { object, version: String(exact), ...(source === undefined ? {} : { source: checkDevice(source) }) };
 }
 
-/** What an answer means for each update of its request. */
-export function outcomesOf(status: number, body: string, count: number): Outcome[] {
+/** Of every request. The key is never shown: an error may end up in a log. */
+function headersOf(key: string | undefined): Record<string, string> {
+  const headers = { "Content-Type": "application/json" };
+  if (key === undefined) return headers;
+  if (!/^[!-~]+$/.test(key)) {
+    throw new InvalidSetting("A publish key is a text of printable ASCII characters, without spaces: `roskva app key add` makes one.");
+  }
+  return { ...headers, Authorization: `Bearer ${key}` };
+}
+
+/** What an answer means for each update of its request. `retryAfter` is the answer's header: a proxy's word, too. */
+export function outcomesOf(status: number, body: string, count: number, retryAfter: string | null = null): Outcome[] {
   let answer: { results?: readonly { ok?: boolean; error?: Report | null }[] | null; error?: Report | null } = {};
   try {
     answer = Object(JSON.parse(body));
@@ -182,20 +196,22 @@ export function outcomesOf(status: number, body: string, count: number): Outcome
   const { results, error = null } = answer;
   if (Array.isArray(results) && results.length === count) {
     // With any status: if none was accepted it is not 200.
-    return results.map((result) => (result?.ok && !result.error ? DURABLE : refused(result?.error, 200)));
+    return results.map((result) => (result?.ok && !result.error ? DURABLE : refused(result?.error, 200, 0)));
   }
-  return Array.from({ length: count }, () => refused(error, status));
+  const retryAfterS = /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : 0; // or a date, which nobody sends here
+  return Array.from({ length: count }, () => refused(error, status, retryAfterS));
 }
 
-function refused(report: Report | null | undefined, status: number): Outcome {
+function refused(report: Report | null | undefined, status: number, retryAfterS: number): Outcome {
   if (!report?.code) {
     // Not from the service itself: a proxy, or an answer that was cut off.
     const again = [200, 408, 425, 429].includes(status) || status >= 500;
     const error = new ServiceUnreachable(`The service's address answered ${status}, which is not its own answer.`);
-    return { error, again, retryAfterS: 0 };
+    return { error, again, retryAfterS };
   }
   const again = report.transient === true || [429, 502, 503, 504].includes(status);
-  return { error: new RoskvaError(report.code, report.message ?? ""), again, retryAfterS: report.retry_after_s ?? 0 };
+  const error = new RoskvaError(report.code, report.message ?? "");
+  return { error, again, retryAfterS: Math.max(report.retry_after_s ?? 0, retryAfterS) };
 }
 
 /** Never before the service says so, and up to half as long again: who was refused together does not return together. */

@@ -18,6 +18,8 @@ export interface RegisterOptions {
   readonly epoch?: number;
   /** The handler is called at once, whatever it is still doing, and its return acknowledges nothing: `acknowledge` does. */
   readonly manual?: boolean;
+  /** Called if the service refuses the registration for good, or ends it: the handler is called no more. Must not throw. */
+  readonly refused?: (name: string, code: string, message: string) => void;
   /** When it is aborted, the object is unregistered. */
   readonly signal?: AbortSignal;
 }

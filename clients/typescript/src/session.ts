@@ -9,6 +9,7 @@
 import { type Link, NotConnected } from "./channels/link.ts";
 import type { SocketClass } from "./channels/websocket.ts";
 import type { Clock } from "./clock.ts";
+import type { Credentials, Provider } from "./credentials.ts";
 import { type ChannelChoice, Connector } from "./connector.ts";
 import type { Action } from "./core/actions.ts";
 import { ClientCore } from "./core/core.ts";
@@ -34,6 +35,7 @@ export interface SessionOptions {
   readonly state: StateStore;
   readonly config: Partial<Config>; // until the service sends its own
   readonly clock: Clock;
+  readonly credential: string | Provider | undefined;
 }
 
 export class Session implements Source {
@@ -46,6 +48,8 @@ export class Session implements Source {
   readonly #connector: Connector;
   #core!: ClientCore;
   #following!: Following;
+  #credential: SessionOptions["credential"]; // as it was given
+  #credentials: Credentials | null = null; // loaded by those who need it
   #link: Link | null = null;
   #cancelTimer = (): void => {};
   #endPause = (): void => {};
@@ -63,17 +67,21 @@ export class Session implements Source {
     this.#tell = tell;
     this.#connector = new Connector(options.urls, options.channel, options.socket, options.clock);
     this.device = options.device;
+    this.#credential = options.credential;
   }
 
   async start(): Promise<void> {
     const { application, state, config } = this.#options;
-    const { device, kept } = await openIdentity(state, application, this.device).catch(async (error) => {
+    try {
+      const { device, kept } = await openIdentity(state, application, this.device);
+      this.device = device;
+      this.#core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, state: kept, config });
+      this.#following = new Following(this.#core);
+      if (this.#credential !== undefined) await this.#loadCredentials();
+    } catch (error) {
       await state.close?.();
       throw error;
-    });
-    this.device = device;
-    this.#core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, state: kept, config });
-    this.#following = new Following(this.#core);
+    }
     if (this.#core.stateIgnored) this.#report("state-damaged", `The state is of no use: ${this.#core.stateIgnored}.`);
     this.#perform(this.#core.start(this.#now()));
     this.#unlisten = onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
@@ -102,6 +110,10 @@ export class Session implements Source {
 
   get stopped(): RoskvaError | null {
     return this.#core.stopped;
+  }
+
+  get credentialProblem(): string {
+    return this.#credentials?.problem ?? "";
   }
 
   /** Changes of every confirmed registration are told as they happen. */
@@ -144,6 +156,27 @@ export class Session implements Source {
     return this.#closed ? null : this.#following.toldUntil(this.#now(), name);
   }
 
+  async useCredential(text: string): Promise<void> {
+    if (!this.#credentials) {
+      this.#credential = text;
+      await this.#loadCredentials();
+    }
+    this.#perform(this.#core.useCredential(this.#now(), text));
+  }
+
+  /** From then on the core heeds what the service says of credentials. */
+  async #loadCredentials(): Promise<void> {
+    const { Credentials } = await import("./credentials.ts");
+    const session = {
+      core: this.#core,
+      following: this.#following,
+      clock: this.#options.clock,
+      use: (text: string): void => this.#perform(this.#core.useCredential(this.#now(), text)),
+      report: (code: string, message: string): void => this.#report(code, message),
+    };
+    if (!this.#closed) this.#credentials ??= new Credentials(this.#credential, session);
+  }
+
   forget(): void {
     this.#forgotten = true;
     this.#perform(this.#core.forget(this.#now()));
@@ -176,6 +209,7 @@ export class Session implements Source {
     this.#closed = true;
     this.#cancelTimer();
     this.#unlisten();
+    this.#credentials?.close();
     await new Promise<void>((done) => {
       const cancel = this.#options.clock.after(DRAIN_S, done);
       const drained = (): void => (cancel(), done());
@@ -214,6 +248,10 @@ export class Session implements Source {
         this.#writeState(action.state);
       } else if (action.kind === "closeChannel") {
         this.#link?.hangUp();
+      } else if (action.kind === "credentialAccepted") {
+        this.#credentials?.accepted();
+      } else if (action.kind === "credentialWanted") {
+        if (this.#credentials?.wanted(action)) this.#tell(action);
       } else {
         if (action.kind === "statusChanged" || (action.kind === "registrationFailed" && !action.transient)) {
           this.#following.open.delete(action.name);
@@ -248,6 +286,7 @@ export class Session implements Source {
 
   async #stayConnected(): Promise<void> {
     for (let failures = 0; !this.#over(); ) {
+      await this.#credentials?.beforeConnecting();
       try {
         const heard = await this.#connection(await this.#connector.connect());
         failures = heard ? 0 : failures + 1;
@@ -307,6 +346,8 @@ export class Session implements Source {
     }
     link.heard = true;
     this.#words += 1;
+    // It is as if the message were lost: what is asked for is said again, and answered again.
+    if (message.credential && !this.#credentials) return void this.#loadCredentials().catch(() => {});
     const actions = this.#core.received(this.#now(), message);
     if (message.config) this.epoch = message.config.epoch;
     this.#following.heard(this.#now());

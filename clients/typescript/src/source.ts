@@ -8,7 +8,7 @@ import type { Name } from "./core/model.ts";
 import type { Notification } from "./registrations.ts";
 
 /** What a source tells its client, one at a time. `changed`: `connected`, `inSync` or `confirmed` may have changed. */
-export type Told = Exclude<Action, { kind: "send" | "writeState" | "closeChannel" }> | { readonly kind: "changed" };
+export type Told = Exclude<Action, { kind: "send" | "writeState" | "closeChannel" | "credentialAccepted" }> | { readonly kind: "changed" };
 
 export interface Source {
   readonly device: string;
@@ -21,6 +21,8 @@ export interface Source {
   /** Why the last connection failed. */
   readonly unreachable: string;
   readonly stopped: RoskvaError | null;
+  /** The code by which the service refused the user's credential. Empty: it did not. */
+  readonly credentialProblem: string;
   start(): Promise<void>;
   has(name: Name): boolean;
   names(): Iterable<Name>;
@@ -29,6 +31,8 @@ export interface Source {
   acknowledge(notification: Notification): void;
   giveBack(notification: Notification): void;
   toldUntil(name: Name): number | null;
+  /** The user's credential from now on. */
+  useCredential(text: string): Promise<void>;
   /** Sign out: `stopped` is told when the service has deleted the client. */
   forget(): void;
   /** Nothing is left of the client here. */

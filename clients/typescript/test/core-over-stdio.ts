@@ -2,7 +2,7 @@
  * Cores that are driven from outside, one line of JSON per call and one per answer: so the transcripts that drive the Python core drive
  * this one too (tests/clients/stdio.py is the other end).
  *
- *     {"core": 1, "call": "new", "with": ["demo", "phone", null, {}, ""]}          -> {"answer": ""}
+ *     {"core": 1, "call": "new", "with": ["demo", "phone", null, {}, "", ""]}      -> {"answer": ""}
  *     {"core": 1, "call": "connected", "with": [1000.0]}                           -> {"ask": "nonce"}
  *     {"answer": "nonce-1"}                                                        -> {"answer": [{"kind": "send", "text": "{...}"}]}
  *
@@ -13,6 +13,7 @@
 import { readSync, writeSync } from "node:fs";
 import { type Action, type Notification } from "../src/core/actions.ts";
 import { ClientCore } from "../src/core/core.ts";
+import { Credential } from "../src/core/credential.ts";
 import { RoskvaError } from "../src/core/errors.ts";
 import { type Config, decodeServer, encode } from "../src/core/messages.ts";
 import { nameFromText } from "../src/core/model.ts";
@@ -77,8 +78,13 @@ function notification({ name, version, epoch, seqno, session }: Told): Notificat
   return { name: nameFromText(name), version: version === null ? null : BigInt(version), epoch, seqno: BigInt(seqno), session };
 }
 
-const newCore = (application: string, device: string, state: string | null, config: Partial<Config>, library: string): ClientCore =>
-  new ClientCore(application, device, { random: () => ask("random"), nonce: () => ask("nonce"), state, config, library });
+type New = [application: string, device: string, state: string | null, config: Partial<Config>, library: string, credential: string];
+
+function newCore(...[application, device, state, config, library, text]: New): ClientCore {
+  const random = (): number => ask("random");
+  const credential = new Credential(random, text);
+  return new ClientCore(application, device, { random, nonce: () => ask("nonce"), state, config, library, credential });
+}
 
 // JSON has no infinity; a deadline may have one.
 const CALLS: { readonly [call: string]: (core: ClientCore, ...given: never[]) => Json } = {
@@ -99,6 +105,7 @@ const CALLS: { readonly [call: string]: (core: ClientCore, ...given: never[]) =>
   unregister: (core, nowS: number, name: string, forget: boolean) => core.unregister(nowS, nameFromText(name), forget).map(told),
   acknowledge: (core, nowS: number, given: readonly Told[]) => core.acknowledge(nowS, given.map(notification)).map(told),
   give_back: (core, nowS: number, given: Told) => core.giveBack(nowS, notification(given)).map(told),
+  use_credential: (core, nowS: number, text: string) => core.useCredential(nowS, text).map(told),
   received: (core, nowS: number, text: string) => core.received(nowS, decodeServer(text)).map(told),
 };
 
@@ -106,7 +113,7 @@ const cores = new Map<number, ClientCore>();
 
 function obey(number: number, call: string, given: never[]): Json {
   if (call === "new") {
-    const core = newCore(...(given as unknown as Parameters<typeof newCore>));
+    const core = newCore(...(given as unknown as New));
     cores.set(number, core);
     return core.stateIgnored;
   }

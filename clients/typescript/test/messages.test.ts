@@ -23,6 +23,7 @@ test("an empty message is one of defaults", () => {
     sync_request: null,
     config: null,
     error: null,
+    credential: null,
   });
 });
 
@@ -60,6 +61,7 @@ test("a whole message is read field by field, and unknown fields are ignored at 
     sync_request: { op: 7, buckets: [0, 255] },
     config: { ...DEFAULTS, quiet_s: 2.5, epoch: 3 },
     error: { code: "c", message: "m".repeat(9999), transient: true, retry_after_s: 0.5 },
+    credential: { wanted: true, good_s: 2.5, code: "c", message: "m" },
   };
   assert.deepEqual(decodeServer(JSON.stringify(message)), message);
   const sprinkled = JSON.stringify(message, (_, value) =>

@@ -117,6 +117,36 @@ test("what an answer means: as src/roskva/publisher.py has it", () => {
   }
 });
 
+test("a key is shown with every request; one that is refused is not tried again, and never shown in an error", async () => {
+  const keys: (string | undefined)[] = [];
+  const refuse = { error: { code: "publish-key-refused", message: "No.", transient: false } };
+  const server = createServer((request, response) => {
+    keys.push(request.headers.authorization);
+    request.resume().on("end", () => response.writeHead(401).end(JSON.stringify(refuse)));
+  });
+  await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
+  const url = `http://127.0.0.1:${(server.address() as { port: number }).port}`;
+  const publisher = new Publisher(url, { application: "shop", key: "rk_secret" });
+  await assert.rejects(publisher.publish("a", 1), (error) => error instanceof RoskvaError && error.code === "publish-key-refused");
+  assert.deepEqual(keys, ["Bearer rk_secret"]);
+  await publisher.close();
+  server.close();
+  server.closeAllConnections();
+  for (const key of ["", "with space", "line\n", "ü"]) {
+    assert.throws(() => new Publisher(url, { application: "shop", key }), (error) => error instanceof InvalidSetting && !error.message.includes(key || "|"));
+  }
+});
+
+test("who is refused for his pace comes again when the service says, or a proxy in its stead", () => {
+  const limited = JSON.stringify({ error: { code: "rate-limited", message: "x", transient: true, retry_after_s: 2 } });
+  const outcome = (status: number, body: string, header: string | null): unknown =>
+    outcomesOf(status, body, 1, header).map(({ again, retryAfterS }) => [again, retryAfterS])[0];
+  assert.deepEqual(outcome(429, limited, null), [true, 2]);
+  assert.deepEqual(outcome(429, limited, "7"), [true, 7]);
+  assert.deepEqual(outcome(429, "", "7"), [true, 7]);
+  assert.deepEqual(outcome(429, "", "Wed, 21 Oct 2015 07:28:00 GMT"), [true, 0]);
+});
+
 test("pauses double up to five seconds, and are never shorter than the service asks", () => {
   assert.deepEqual([0, 1, 2, 6, 100].map((attempt) => pauseS(attempt, 0, 1)), [0.1, 0.2, 0.4, 5, 5]);
   assert.equal(pauseS(0, 0, 0), 0.05);

@@ -11,7 +11,7 @@ for (const file of readdirSync(CORE)) {
   test(`${file} says what it is, is not too long, and has no clock, no chance, no other world`, () => {
     const text = readFileSync(new URL(file, CORE), "utf8");
     assert.match(text, /^\/\*\*\n \* \S/);
-    assert.ok(text.split("\n").length <= 500, "split it");
+    assert.ok(text.split("\n").length <= (text.includes("It is long, since") ? 600 : 400), "split it");
     assert.deepEqual(text.split("\n").filter((line) => line.length > 140), []);
     const code = text.replace(/\/\*\*.*?\*\/|\/\/[^\n]*/gs, "");
     assert.doesNotMatch(code, IMPURE);

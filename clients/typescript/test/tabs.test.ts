@@ -14,7 +14,7 @@ import { HandClock } from "../src/testing/clock.ts";
 
 const STANDING: Standing = {
   ...{ device: "d", connected: true, inSync: true, confirmed: true, follows: true },
-  ...{ url: "http://x", channel: "websocket", unreachable: "", epoch: 0, validS: 100 },
+  ...{ url: "http://x", channel: "websocket", unreachable: "", credentialProblem: "", epoch: 0, validS: 100 },
 };
 
 /** Some tabs, at most one hub, and what the session below it was asked. Messages travel at once, in order. */
@@ -528,6 +528,8 @@ class Backend {
   said: string[] = [];
   summary: unknown = null;
   inits = 0;
+  user = ""; // who may speak, if not everybody
+  readonly shown: string[] = []; // credentials
 }
 let backend = new Backend();
 
@@ -552,7 +554,12 @@ class FakeSocket {
 
   /** In agreement with whatever the client wishes for. */
   send(data: string): void {
-    const { init, summary, token = "t", register = [], unregister = [], acks = [] } = JSON.parse(data);
+    const { init, summary, token = "t", register = [], unregister = [], acks = [], credential = "" } = JSON.parse(data);
+    if (credential) backend.shown.push(credential);
+    if (backend.user && init && credential !== backend.user) {
+      return this.say({ credential: { wanted: true, code: "credential-refused", message: "Not so." } });
+    }
+    if (credential) this.say({ credential: {} });
     for (const { object } of register) backend.said.push(`register ${object}`);
     for (const { object } of unregister) backend.said.push(`unregister ${object}`);
     backend.acks.push(...acks.map((ack: { object: string; version?: string }) => `${ack.object}=${ack.version ?? "?"}`));
@@ -631,6 +638,38 @@ test("the shell: a tab that is closed is not waited for, and one that signs out 
   await assert.rejects(first.register("y"), { code: "client-stopped" });
   await eventually(() => store.entries.size === 0);
   await first.close();
+});
+
+test("the shell: a credential that one tab is given is every tab's; the leader asks its own provider; a refusal is told to all", async () => {
+  backend = new Backend();
+  backend.user = "new";
+  const state = new MemoryState();
+  const application = `users-${process.pid}`;
+  const config = { retry_min_s: 0.01, retry_max_s: 0.05 };
+  const open = (credential?: string | (() => string)): Client =>
+    new Client("http://x", { application, state, tabs: true, WebSocket: FakeSocket, config, ...(credential && { credential }) });
+  const [first, second, third] = [open("old"), open("old"), open(() => "of the third")];
+  const told: string[] = [];
+  for (const client of [first, second]) client.addEventListener("credentialrefused", ({ detail }) => told.push(detail.code));
+  await first.start();
+  await second.start();
+  await third.start();
+  // Who comes later is not told again, but sees it.
+  await eventually(() => told.length > 0 && [first, second, third].every((one) => one.credentialProblem === "credential-refused"));
+  await second.useCredential("forged");
+  await eventually(() => backend.shown.at(-1) === "forged");
+  await second.useCredential("new");
+  await Promise.all([first, second].map((client) => client.synced(5_000)));
+  await eventually(() => third.credentialProblem === "");
+  await first.close();
+  await eventually(() => backend.inits === 2);
+  assert.equal(backend.shown.at(-1), "new");
+  assert.ok(!backend.shown.includes("of the third"), "it does not lead");
+  backend.user = "of the third";
+  await second.close();
+  await eventually(() => backend.shown.at(-1) === "of the third");
+  await third.synced(5_000);
+  await third.close();
 });
 
 test("the shell: where the browser has locks but not for this page, each tab is a client of its own", async () => {

@@ -39,6 +39,7 @@ async def _server(arguments: argparse.Namespace, transcripts: list[Transcript]) 
         application=check_application(arguments.application),
         channel=arguments.channel,
         patience_s=arguments.patience,
+        key=arguments.key,
         slow=arguments.slow,
         told=lambda outcome: _tell(outcome, arguments.json),
     )

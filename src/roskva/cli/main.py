@@ -239,6 +239,8 @@ def _add_conformance(commands: Any) -> None:
     check.add_argument("--only", metavar="NAME", action="append", default=[], help="those whose name begins so; may be repeated")
     check.add_argument("--channel", choices=("websocket", "longpoll"), default="websocket", help="to a server (default: websocket)")
     check.add_argument("--application", metavar="NAME", default="demo", help="that the server knows (default: demo)")
+    key = "a publish key of it, if the server asks for one (default: ROSKVA_PUBLISH_KEY)"
+    check.add_argument("--key", metavar="KEY", default=os.environ.get("ROSKVA_PUBLISH_KEY", ""), help=key)
     check.add_argument("--patience", metavar="SECONDS", type=_positive(float), default=10.0, help="for each answer (default: 10)")
     check.add_argument("--slow", action="store_true", help="also those in which minutes pass")
     check.add_argument("--json", action="store_true", help="print JSON, one object a line")

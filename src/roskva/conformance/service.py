@@ -155,14 +155,16 @@ async def check(
     application: str,
     channel: str,
     patience_s: float,
+    key: str = "",
     slow: bool = False,
     told: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Play them all, several at once; each has a client and objects of its own. `told` hears of each as it ends."""
+    """Play them all, several at once; each has a client and objects of its own. `told` hears of each as it ends. `key`: a publish key."""
     run = secrets.token_hex(4)
     room = asyncio.Semaphore(_AT_ONCE)
     limit = aiohttp.ClientTimeout(total=patience_s + 60.0)
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), timeout=limit) as http:
+    shown = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), timeout=limit, headers=shown) as http:
         await _reachable(http, url, patience_s)
         house = ServiceHouse(http, url, application, channel, patience_s)
 

@@ -244,7 +244,7 @@ class Routes:
         return await HttpConnection(self.port, address, request.get(ORIGIN, "")).run(request)
 
     async def trusted(self, request: web.Request) -> web.StreamResponse:
-        check_trust(request, self.trusted_key)
+        check_trust(request, self.trusted_key, self.metrics)
         if self.port is None or not _wants_websocket(request):
             return _upgrade_required()
         self.port.check_room("")

@@ -34,7 +34,7 @@ class Reloading:
         self._settings = settings  # as the process was started
         self._applications = applications
         self._sources = sources  # None: nothing to look at
-        self._seen = self._signature()
+        self._seen: _Signature | None = None  # so the first look reads it once more: it may have changed since the process did
         self._told: tuple[str, ...] = ()  # which settings need a restart
         self._watching: asyncio.Task[None] | None = None
 

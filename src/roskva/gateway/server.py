@@ -88,6 +88,7 @@ class Port:
         certificates: Certificates | None = None,
     ) -> None:
         self.metrics = metrics
+        self._settings = settings
         self.admission = admission
         self.certificates = certificates  # None: the port is plain
         self.message_bytes_max = settings.message_bytes_max
@@ -96,7 +97,6 @@ class Port:
         self.openings: dict[Opening, float] = {}  # whose first head is not complete, in the order of their arrival
         self.paused: dict[AnyConnection, float] = {}  # whose buffers are full, since when
         self.opening_s = OPENING_S
-        self.silent_s = max([SILENT_S, *(2 * application.quiet_s for application in settings.applications.values())])
         self._silent: dict[AnyConnection, float] = {}  # on which nothing valid was said yet
         self.polls = Polls(self)
         self.lines: set[TrustedLine] = set()
@@ -247,7 +247,8 @@ class Port:
     def sweep(self, now_s: float) -> None:
         for opening in older(self.openings, now_s - self.opening_s):
             opening.abort()
-        for connection in older(self._silent, now_s - self.silent_s):
+        silent_s = max([SILENT_S, *(2 * application.quiet_s for application in self._settings.applications.values())])
+        for connection in older(self._silent, now_s - silent_s):
             del self._silent[connection]
             connection.close("silent")
         for connection in older(self.paused, now_s - SLOW_S):

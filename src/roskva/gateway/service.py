@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvloop
 from aiohttp import web
 
-from roskva.access import Access
+from roskva.access import Access, check_access
 from roskva.config import LiveApplications, Settings, Sources
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
@@ -97,6 +97,7 @@ class Gateway:
         # Never on the loop: somebody may be writing the manifest. The Registrar's rounds look at it every second, off the loop.
         epoch_seen = partial(_epoch_seen, manifest)
         self.view = MemberView(settings.member_timeout_s)
+        await asyncio.to_thread(_check_access, settings)
         access = Access()
         undo.push_async_callback(access.close)
         self.registrar = Registrar(settings, table, feed, keys.keyring, self.member_id, self.view, epoch_of=epoch_seen, access=access)
@@ -236,6 +237,12 @@ class Gateway:
             ("disk_free_bytes", self.disk.free_bytes or 0),
             ("disk_full", int(bool(self.disk.full))),
         ]
+
+
+def _check_access(settings: Settings) -> None:
+    """What could verify nobody is said at once, not when the first client comes."""
+    for name, application in settings.applications.items():
+        check_access(name, application)
 
 
 def _epoch_seen(manifest: Manifest, application: str) -> int:

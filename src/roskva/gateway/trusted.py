@@ -18,6 +18,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from roskva.errors import TrustRefused
 from roskva.gateway.websocket import CLOSE_CODES, CLOSE_WAIT_S, POLICY, SLOW_S
 from roskva.protocol.channel import Channel
+from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.attached import Attachment
@@ -132,7 +133,9 @@ class TrustedLine:
             return
 
 
-def check_trust(request: web.Request, key: str) -> None:
+def check_trust(request: web.Request, key: str, metrics: Metrics) -> None:
     kind, _, shown = request.headers.get("Authorization", "").partition(" ")
-    if not key or kind.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), key.encode()):
+    # A header may hold bytes that are no text.
+    if not key or kind.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode("utf-8", "surrogatepass"), key.encode()):
+        metrics.trust_refused += 1
         raise TrustRefused("The connection did not show the key of trusted servers.")

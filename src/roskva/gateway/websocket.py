@@ -175,6 +175,9 @@ class WebSocketConnection(WSListener):
             return
         self._closing = True
         self._transport.send_close(CLOSE_CODES.get(code, POLICY), code)  # type: ignore[arg-type]
+        if code == RateLimited.code:
+            # Whoever says too much goes on saying it: to read that, if only to drop it, takes a core until the connection is gone.
+            self._transport.underlying_transport.pause_reading()
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self._transport.disconnect, False)
 
     def abort(self) -> None:

@@ -38,7 +38,6 @@ def answer(row: ClientRow, told: Propagation, online: bool) -> Answer:
     if told.outcome == OUTCOME_ZOMBIE:
         return Answer(SETTLED)
     if told.outcome == OUTCOME_ERASE:
-        reached("collection: a client of an erased user")
         return Answer(DROP_COPY, [COLLECTED])
     if online or row.seen_day > told.version:
         reached("collection: the client was seen since")

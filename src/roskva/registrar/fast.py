@@ -187,7 +187,6 @@ class FastPath:
             self._crowds[key] = update
 
     async def _tell_in_turns(self, key: ObjectKey) -> None:
-        reached("fast path: a crowd is told in turns")
         told = -1
         try:
             while self._crowds[key].version > told:

@@ -29,6 +29,7 @@ from roskva.table.lanes import TableLanes
 
 _TAG_BYTES: Final = 6
 _USER_BYTES: Final = 6  # of a user's hash in the ids of its clients
+_USER_IN_TOKEN_MAX: Final = 38  # bytes: a UUID has room
 _EARLIER_MAX: Final = 100  # repeats of an init while its grant is being made; with doubling pauses they are few
 
 
@@ -45,6 +46,9 @@ class Granting:
     @property
     def nonce(self) -> str:
         return self.init.nonce
+
+    def grants(self, token: str) -> bool:
+        return self.reply is not None and self.reply.token == token
 
     def note_on(self, channel: Channel) -> None:
         """Not where a session lives: it does until the new one speaks."""
@@ -134,7 +138,9 @@ class Handshakes:
         self.counters.handshakes += 1
         row = granted.row
         incarnation = await self._incarnation(row.client)
-        claims = Claims(row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.tag, created.user)
+        claims = Claims(
+            row.client, application, device, granted.session, self.settings.data_center, incarnation, granted.tag, _in_token(created.user)
+        )
         token = self.keyring.sign(claims)
         return ServerMessage(
             token=token,
@@ -191,12 +197,17 @@ class Handshakes:
             self.start_anew(channel, token, TokenElsewhere.code, keep=settings is not None)
             return None
         identity = await self._identity(channel, token, claims, settings, credential)
-        if identity is not None and identity.user != claims.user:
+        if identity is not None and _in_token(identity.user) != claims.user:
             self.start_anew(channel, token, TokenInvalid.code, keep=False)
             return None
         partition = client_partition(claims.client, self.settings.partitions)
         self.incarnations.setdefault(partition, incarnation)
         row = await self.rows.get(claims.client, fresh=True)
+        before, settings = settings, self.settings.applications.get(claims.application)
+        if settings is None or (settings is not before and not self.users.still_good(settings, identity)):
+            # They changed while this waited: whoever was told of that did not know of this session yet.
+            self.start_anew(channel, token, TokenElsewhere.code, keep=settings is not None)
+            return None
         twins = known is not None and known.number == claims.session and known.token != token
         active = None if known is None or twins else known.number
         admission = core.admit(row, claims.session, active, claims.tag.encode())
@@ -211,9 +222,9 @@ class Handshakes:
     async def _identity(
         self, channel: Channel, token: str, claims: Claims, settings: ApplicationSettings, credential: str
     ) -> Identity | None:
-        """By the credential that came with the message, or by that of the handshake over this very channel."""
+        """By the credential that came with the message, or by that of the handshake over this very channel, as long as it counts."""
         note = channel.session
-        if not credential and isinstance(note, Granting) and note.reply is not None and note.reply.token == token:
+        if not credential and isinstance(note, Granting) and note.grants(token) and self.users.still_good(settings, note.identity):
             return note.identity
         return await self.users.identify(claims.application, settings, claims.device, credential)
 
@@ -249,6 +260,16 @@ def unverified(channel: Channel, token: str, error: TokenInvalid, time_ms: int) 
     """Answer a message whose token is not one of this service: start anew."""
     refusal = StartAnew(code=error.code, keep=False, message=str(error))
     channel.send(encode(ServerMessage(token=token[:512], time_ms=time_ms, start_anew=refusal)))
+
+
+def _in_token(user: str) -> str:
+    """A user as tokens name it: they have 512 characters at most, whatever the application, device and data center are called.
+
+    Of a long name its hash is there, which is itself longer than a name that stands there as it is: one is never taken for the other.
+    """
+    if len(user.encode()) <= _USER_IN_TOKEN_MAX:
+        return user
+    return "sha256:" + base64.urlsafe_b64encode(hashlib.sha256(user.encode()).digest()[:24]).decode()
 
 
 def _ending_of(created: Created) -> str:

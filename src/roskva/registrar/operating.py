@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from roskva.config import Settings
-from roskva.errors import Overloaded
+from roskva.errors import Overloaded, TooManyRegistrations
 from roskva.model import ObjectKey
 from roskva.protocol.messages import ClientMessage
 from roskva.registrar import core
@@ -103,6 +103,7 @@ class Operating:
             if not event.registered:
                 self.registrar.unacknowledged.forget(session, event.object)
         self.registrar.counters.registrations += len(decision.events)
+        self.registrar.counters.over_limits += sum(status.code == TooManyRegistrations.code for status in decision.statuses)
         session.take(row, session.read_s)
         self.registrar.fast.operated(session, row, decision.events)
         await self.registrar.telling.append(decision.events)

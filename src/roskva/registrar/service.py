@@ -178,6 +178,7 @@ class Registrar:
         if message.sync is not None:
             count += len(message.sync.objects or ())
         if count > self._settings.operations_per_message_max:
+            self.counters.over_limits += 1
             self._refuse(channel, TooManyOperations(count, self._settings.operations_per_message_max), message.token)
         elif message.init is not None:
             if not self.handshakes.repeats(channel, message.init, message.credential):
@@ -263,6 +264,7 @@ class Registrar:
 
     def _refuse(self, channel: Channel, error: RoskvaError, token: str) -> None:
         if isinstance(error, WANTED):
+            self.counters.credentials_refused += 1
             channel.send(encode(ServerMessage(token=token, time_ms=self._time_ms(), credential=wanted(error))))
             return
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0

@@ -289,9 +289,10 @@ class Counters:
     shed: int = 0  # registrations on their way and marked clients that were dropped from memory: a scan finds them again
     let_go: int = 0  # notifications of silent clients that were dropped from memory, for others: their rows have them
     scanned: int = 0  # clients that such scans looked at
-    credentials_refused: int = 0
+    credentials_refused: int = 0  # messages and sessions that were told to show another one
     not_authorized: int = 0  # registrations that their user may not make
     revoked: int = 0  # registrations that were ended, since their user may not have them any more
+    over_limits: int = 0  # messages with too many operations, and registrations beyond those that a client may have
     disk_full: int = 0  # messages whose registrations were refused near a full disk
     overloaded: int = 0  # messages that were refused with this answer
 

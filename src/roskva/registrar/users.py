@@ -29,7 +29,6 @@ from roskva.errors import (
     Unavailable,
 )
 from roskva.model import ClientId, ObjectKey, name_from_text, name_of, name_to_text
-from roskva.probes import reached
 from roskva.protocol.messages import ClientMessage, CredentialState, Status
 from roskva.registrar.core import failed
 from roskva.registrar.row import ClientRow
@@ -108,11 +107,13 @@ class Users:
             return None
         if settings.authentication == "none":
             return _ANYBODY
-        try:
-            return await self.access.identify(application, settings, device, credential)
-        except WANTED:
-            self._counters.credentials_refused += 1
-            raise
+        return await self.access.identify(application, settings, device, credential)
+
+    def still_good(self, settings: ApplicationSettings, identity: Identity | None) -> bool:
+        """Whether an identity of before counts without another look at its credential: time has passed, and settings may have changed."""
+        if identity is None or identity is _ANYBODY:
+            return settings.authentication == "none" and asks_nothing(settings) == (identity is None)
+        return settings.authentication != "none" and self.is_current(identity) and not self.access.is_revoked(settings, identity)
 
     def good(self, identity: Identity | None) -> CredentialState | None:
         """What a client is told of a credential that was accepted; nothing where none was asked for."""
@@ -168,7 +169,6 @@ class Users:
                     if refused:
                         await self._desk.revoke(session, refused)
                 except Unavailable as error:
-                    reached("users: nobody can say whether a notification may be told")
                     log.warning("notifications wait for an answer: %s", error)
                     self._doubted[session] |= dict.fromkeys(keys)
                     await asyncio.sleep(pause_s)

@@ -92,6 +92,7 @@ class Metrics:
     origins_refused: int = _refusal("origin-refused")
     publish_keys_refused: int = _refusal("publish-key-refused")
     administration_refused: int = _refusal("administration-refused")
+    trust_refused: int = _refusal("trust-refused")
     encodings_refused: int = _refusal("encoding-refused")
 
     limited_connections: int = _limit("connections_max")

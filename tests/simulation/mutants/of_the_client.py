@@ -22,8 +22,8 @@ OF_THE_CLIENT: Final[tuple[Mutant, ...]] = (
     mutant(
         "a client that connects again says nothing",
         "client.core",
-        "        self._handshake.due = _NEVER\n        self._outbox.must_speak = True\n",
-        "        self._handshake.due = _NEVER\n",
+        "        self.spread_s = 0.0\n        self._handshake.due = _NEVER\n        self._outbox.must_speak = True\n",
+        "        self.spread_s = 0.0\n        self._handshake.due = _NEVER\n",
     ),
     mutant(
         "every answer is answered",

@@ -31,8 +31,8 @@ OF_THE_SWEEPS: Final[tuple[Mutant, ...]] = (
             Edit("pipeline.sweeps.zombies", "if is_zombie(row) and (client", "if (client"),
             Edit(
                 "registrar.core_collection",
-                "        return Answer(SETTLED)\n    if online",
-                "        return Answer(DROP_COPY)\n    if online",
+                "        return Answer(SETTLED)\n    if told.outcome == OUTCOME_ERASE",
+                "        return Answer(DROP_COPY)\n    if told.outcome == OUTCOME_ERASE",
             ),
         ),
     ),

@@ -54,6 +54,21 @@ export interface WriteState {
   readonly state: string;
 }
 
+/**
+ * The server did nothing for want of a credential, or refused the one it got (`code` and `message` are its own); or, with the code
+ * `credential-refresh`, the one that is in use soon ends. Whoever has another gives it to `useCredential`.
+ */
+export interface CredentialWanted {
+  readonly kind: "credentialWanted";
+  readonly code: string;
+  readonly message: string;
+}
+
+export interface CredentialAccepted {
+  readonly kind: "credentialAccepted";
+  readonly goodS: number; // from now; 0: for as long as the session
+}
+
 /** The server refused something as a whole. For the log. */
 export interface Reported {
   readonly kind: "reported";
@@ -80,6 +95,8 @@ export type Action =
   | RegistrationFailed
   | ReissueRegistrations
   | WriteState
+  | CredentialWanted
+  | CredentialAccepted
   | Reported
   | CloseChannel
   | Stopped;

@@ -9,6 +9,9 @@
  *     with a token       every message carries it, and the summary of the desired registrations
  *     stopped            nothing happens any more
  *
+ * In the first two the server may want to know who the user is (credential.ts): until it does, little is said. A core without a
+ * `credential` takes no notice.
+ *
  * Everything that waits for a time or for the connection is decided in one place, `#flush`, at the end of every input. The core never
  * waits: it says when it wants to be called (`nextDeadline`).
  *
@@ -22,11 +25,13 @@
  * 5. Hand each `notify` to the application, and call `acknowledge` when it is done with it, or `giveBack` if it failed. What is neither is
  *    taken to be still at work, and is not shown again in this run.
  *
- * Not here: the pauses between connections (the shell's), and what is kept (the text of `writeState`, nothing else). Pure: no clock, no
- * timer, no randomness; `random` yields numbers from 0 to 1, `nonce` fresh unguessable texts.
+ * Not here: the pauses between connections (the shell's), and what is kept (the text of `writeState`, nothing else). It is long, since all
+ * inputs stand beside the one place that they meet in. Pure: no clock, no timer, no randomness; `random` yields numbers from 0 to 1,
+ * `nonce` fresh unguessable texts.
  */
 
 import type { Action, Notification, Send } from "./actions.ts";
+import type { Credential } from "./credential.ts";
 import { Desired } from "./desired.ts";
 import { ClientStopped, FORGOTTEN, InvalidName, RoskvaError } from "./errors.ts";
 import { ackOf, Handover } from "./handover.ts";
@@ -44,6 +49,7 @@ import { Syncing } from "./syncing.ts";
 
 const OVERLOADED = "overloaded";
 const GOING_AWAY = "going-away";
+const NOT_AUTHORIZED = "not-authorized";
 
 export interface CoreOptions {
   readonly random: () => number;
@@ -52,6 +58,8 @@ export interface CoreOptions {
   readonly state?: string | null;
   readonly config?: Partial<Config>;
   readonly library?: string;
+  /** Who the user is. It may be given later, too. */
+  readonly credential?: Credential | null;
 }
 
 /** One run of one client. */
@@ -87,7 +95,8 @@ export class ClientCore {
   #forgetPatienceS = -Infinity; // until then it is not asked before its registrations are settled
   #forgetTries = 0;
 
-  constructor(application: string, device: string, { random, nonce, state = null, config = {}, library = "" }: CoreOptions) {
+  constructor(application: string, device: string, options: CoreOptions) {
+    const { random, nonce, state = null, config = {}, library = "", credential = null } = options;
     this.config = withinReason({ ...messages.DEFAULTS, ...config });
     this.#outbox = new Outbox(this.desired, this.#operations, random);
     const { prior, ignored } = priorToken(state, checkApplication(application), checkDevice(device));
@@ -95,6 +104,15 @@ export class ClientCore {
     this.stateIgnored = ignored;
     this.#random = random;
     this.#library = library;
+    this.credential = credential;
+  }
+
+  get credential(): Credential | null {
+    return this.#outbox.credential;
+  }
+
+  set credential(credential: Credential | null) {
+    this.#outbox.credential = credential;
   }
 
   /** Begin. Every start handshakes (Thialfi 4.1.2), and asks the application for its registrations (4.1.3). */
@@ -146,6 +164,7 @@ export class ClientCore {
     this.#heardAtS = this.#refusedUntilS = this.#handshake.dueS = -Infinity;
     this.spreadS = 0;
     this.#outbox.mustSpeak = true;
+    this.credential?.turn();
     this.#askAgain();
     return this.#flush(nowS);
   }
@@ -156,7 +175,16 @@ export class ClientCore {
     return [];
   }
 
-  /** What was asked over another connection, or in another session, has no answer any more. */
+  /** The user's credential from now on; it is shown at once. Empty: there is none any more, which is not said to anybody. */
+  useCredential(nowS: number, text: string): Action[] {
+    if (this.stopped || !this.credential?.use(text)) return [];
+    this.#handshake.dueS = -Infinity;
+    this.#outbox.mustSpeak = true;
+    if (this.credential.wanted) this.#askAgain();
+    return this.#flush(nowS);
+  }
+
+  /** What was asked over another connection, or in another session, or without a credential, has no answer any more. */
   #askAgain(): void {
     this.#operations.restart();
     this.#syncing.interrupted();
@@ -172,15 +200,17 @@ export class ClientCore {
     if (!this.#lives()) return null;
     const { token, dueS } = this.#handshake;
     let waitingS = this.#operations.nextDueS(this.config);
-    if (!token) {
-      waitingS = dueS;
+    const { refreshAtS = Infinity, heldUntilS = -Infinity, wanted } = this.credential ?? {};
+    if (!token || wanted) {
+      waitingS = Math.max(token ? -Infinity : dueS, heldUntilS);
     } else if (this.#restatingUntilS !== null) {
       waitingS = this.#restatingUntilS;
     } else {
       if (this.#operations.size === 0 && this.#differs()) waitingS = this.#syncing.notBeforeS;
       waitingS = Math.min(waitingS, this.#forgetAtS());
     }
-    return Math.min(this.#silentS(), token ? this.#outbox.heartbeatDueS : Infinity, Math.max(waitingS, this.#silentUntilS()));
+    if (!token || !wanted) waitingS = Math.max(waitingS, this.#silentUntilS());
+    return Math.min(this.#silentS(), refreshAtS, token && !wanted ? this.#outbox.heartbeatDueS : Infinity, waitingS);
   }
 
   #lives(): boolean {
@@ -209,7 +239,8 @@ export class ClientCore {
 
   /** The server spoke to this session over this connection, and within two keepalives. */
   alive(nowS: number): boolean {
-    return this.#lives() && !!this.#handshake.token && !!this.#serverSummary && nowS - this.#heardAtS < 2 * this.config.keepalive_s;
+    const known = this.#lives() && this.#handshake.token && this.#serverSummary && !this.credential?.wanted;
+    return !!known && nowS - this.#heardAtS < 2 * this.config.keepalive_s;
   }
 
   /** Wish for an object. `version` is what the application holds, and will still hold after a restart. */
@@ -275,6 +306,13 @@ export class ClientCore {
         this.#outbox.setHeartbeat(nowS, this.config);
       }
       if (error) this.#reported(nowS, error);
+      if (message.credential && this.credential) {
+        // Wanted: nothing was done with a message, and nothing is told. Accepted after that: what was refused with it is asked again.
+        const { wanted } = this.credential;
+        this.#actions.push(...this.credential.judged(nowS, message.credential, this.config));
+        if (message.credential.wanted) this.#heardAtS = -Infinity;
+        else if (wanted) this.#askAgain();
+      }
       if (grant) {
         if (config) this.#handover.countsIn(config.epoch);
         this.#granted(nowS, grant.token, summary);
@@ -390,6 +428,7 @@ export class ClientCore {
 
   #failed(nowS: number, name: Name, { transient, code, message }: Status): void {
     const wished = this.desired.has(name);
+    const stood = wished && !this.#operations.has(name) && !this.desired.unconfirmed.has(name);
     if (!this.#operations.has(name) && !wished) return; // a late answer to an earlier wish
     if (transient) {
       this.#operations.postpone(name, wished, nowS, this.config, this.#random());
@@ -398,6 +437,7 @@ export class ClientCore {
       // Else the summaries would differ for ever.
       if (this.desired.drop(name)) this.#handover.unregistered(name, false);
       this.desired.unconfirmed.delete(name);
+      if (stood && code === NOT_AUTHORIZED) this.#changed(name, false); // its user may not have it any more
     }
     this.#do({ kind: "registrationFailed", name, transient, code, message });
   }
@@ -441,6 +481,13 @@ export class ClientCore {
       this.#connected = false; // half open: the other side is gone and nobody told us
       return this.#do({ kind: "closeChannel" });
     }
+    const { credential } = this;
+    if (credential) this.#actions.push(...credential.asks(nowS));
+    if (credential?.wanted) {
+      if (nowS < credential.heldUntilS) return;
+      credential.turn();
+      this.#outbox.mustSpeak = true;
+    }
     const quiet = nowS < this.#silentUntilS();
     if (!this.#handshake.token) {
       if (!quiet && nowS >= this.#handshake.dueS) this.#init(nowS);
@@ -483,7 +530,8 @@ export class ClientCore {
   #init(nowS: number): void {
     const init = this.#handshake.init(nowS, this.config, this.#random());
     const info = this.#library ? { info: { library: this.#library } } : null;
-    this.#do({ kind: "send", message: { summary: this.desired.digest.summary(), init, ...info } });
+    const credential = this.credential?.take(nowS, this.config, true);
+    this.#do({ kind: "send", message: { summary: this.desired.digest.summary(), init, ...info, ...credential } });
   }
 }
 

@@ -6,6 +6,7 @@
  *     +-- InvalidVersion       a version is not an integer from 0 to 2^63-1
  *     +-- InvalidApplication   an application's name has forbidden characters
  *     +-- InvalidDevice        a device is empty or too long
+ *     +-- InvalidSetting       an option does not fit
  *     +-- MalformedMessage     a message is not JSON, or not of the documented form
  *     +-- StateDamaged         what was kept is not a state that this library wrote
  *     +-- ClientStopped        this client was superseded twice in a minute, or was stopped
@@ -50,6 +51,12 @@ export class InvalidApplication extends RoskvaError {
 export class InvalidDevice extends RoskvaError {
   constructor(device: unknown) {
     super("invalid-device", `${shown(device)} is not a device. Use 1 to 128 bytes of text, unique per installation.`);
+  }
+}
+
+export class InvalidSetting extends RoskvaError {
+  constructor(what: string) {
+    super("invalid-setting", what);
   }
 }
 

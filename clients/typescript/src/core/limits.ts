@@ -10,6 +10,7 @@ const PAUSE_MIN_S = 0.01;
 const HEARTBEAT_MIN_S = 0.05;
 const QUIET_MAX_S = 86_400;
 const HEAD_BYTES = 4_096; // token, summary and braces
+const CREDENTIAL_BYTES = 50_000; // 8,192 characters, every one of them escaped
 const OBJECT_BYTES = 400; // a name of 128 bytes, every one of them escaped, with op, seqno, version and epoch
 
 export function withinReason(config: Config): Config {
@@ -30,8 +31,9 @@ export function withinReason(config: Config): Config {
 }
 
 /** How many operations, acknowledgements or stated registrations fit one message, by number and by size at worst. */
-export function objectsPerMessage(config: Config): number {
-  const fitting = Math.floor((config.message_bytes_max - HEAD_BYTES) / OBJECT_BYTES);
+export function objectsPerMessage(config: Config, withCredential = false): number {
+  const headBytes = withCredential ? HEAD_BYTES + CREDENTIAL_BYTES : HEAD_BYTES;
+  const fitting = Math.floor((config.message_bytes_max - headBytes) / OBJECT_BYTES);
   return Math.max(1, Math.min(config.operations_per_message_max, fitting));
 }
 

@@ -68,6 +68,7 @@ export interface ClientMessage {
   readonly sync?: Sync;
   readonly info?: { readonly library: string };
   readonly forget?: true; // delete this client: its id, and whatever is kept of it
+  readonly credential?: string; // who the user is
 }
 
 export interface Grant {
@@ -124,6 +125,14 @@ export interface Config {
   readonly epoch: number;
 }
 
+/** What became of the user's credential. Wanted: nothing was done with the message, and nothing is told until one is accepted. */
+export interface CredentialState {
+  readonly wanted: boolean;
+  readonly good_s: number; // it was accepted, for so long from now; 0: for as long as the session
+  readonly code: string; // why one is wanted
+  readonly message: string;
+}
+
 export interface ErrorReport {
   readonly code: string;
   readonly message: string;
@@ -144,6 +153,7 @@ export interface ServerMessage {
   readonly sync_request: SyncRequest | null;
   readonly config: Config | null;
   readonly error: ErrorReport | null;
+  readonly credential: CredentialState | null;
 }
 
 export const REGISTERED = "registered";
@@ -229,6 +239,7 @@ const readServerMessage = record<ServerMessage>({
   sync_request: orNull(record<SyncRequest>({ op: or(0, whole(0, Infinity)), buckets: orNull(list(whole(0, BUCKETS - 1))) })),
   config: orNull(readConfig),
   error: orNull(record<ErrorReport>({ code: short, message: text(Infinity), transient: false, retry_after_s: 0 })),
+  credential: orNull(record<CredentialState>({ wanted: false, good_s: 0, code: "", message: "" })),
 });
 
 export function encode(message: ClientMessage): string {

@@ -6,6 +6,7 @@
  */
 
 import type { Send } from "./actions.ts";
+import type { Credential } from "./credential.ts";
 import type { Desired } from "./desired.ts";
 import { objectsPerMessage, pauseS } from "./limits.ts";
 import type { Ack, ClientMessage, Config, Register, Unregister } from "./messages.ts";
@@ -18,6 +19,7 @@ type Content = Pick<ClientMessage, "register" | "unregister" | "acks" | "sync" |
 export class Outbox {
   mustSpeak = false; // a token takes effect with the first message that uses it
   heartbeatDueS = -Infinity;
+  credential: Credential | null = null; // who the user is, if there is one
   readonly #desired: Desired;
   readonly #operations: Operations;
   readonly #random: () => number;
@@ -41,7 +43,7 @@ export class Outbox {
 
   /** One message of what waits: acknowledgements first, then operations that are due. */
   batch(nowS: number, config: Config, acksOnly: boolean): Send | null {
-    const limit = objectsPerMessage(config);
+    const limit = this.#objectsMax(config);
     const acks = this.acks.slice(0, limit);
     this.acks = this.acks.slice(limit);
     const register: Register[] = [];
@@ -60,14 +62,14 @@ export class Outbox {
   }
 
   sync(nowS: number, config: Config, syncing: Syncing): Send {
-    const sync = statement(this.#desired, this.#nextOp++, objectsPerMessage(config));
+    const sync = statement(this.#desired, this.#nextOp++, this.#objectsMax(config));
     const pause = pauseS(config, syncing.attempts, this.#random());
     syncing.sent(nowS, sync.op, pause, "summaries" in sync);
     return this.message(nowS, config, { sync });
   }
 
   syncBuckets(nowS: number, config: Config, buckets: readonly number[]): Send[] {
-    const statements = bucketStatements(this.#desired, buckets, this.#nextOp, objectsPerMessage(config));
+    const statements = bucketStatements(this.#desired, buckets, this.#nextOp, this.#objectsMax(config));
     this.#nextOp += statements.length;
     return statements.map((sync) => this.message(nowS, config, { sync }));
   }
@@ -76,7 +78,12 @@ export class Outbox {
   message(nowS: number, config: Config, content: Content = {}): Send {
     this.mustSpeak = false;
     this.setHeartbeat(nowS, config);
-    return { kind: "send", message: { token: this.#token, summary: this.#desired.digest.summary(), ...content } };
+    const credential = this.credential?.take(nowS, config);
+    return { kind: "send", message: { token: this.#token, summary: this.#desired.digest.summary(), ...content, ...credential } };
+  }
+
+  #objectsMax(config: Config): number {
+    return objectsPerMessage(config, this.credential?.due);
   }
 
   setHeartbeat(nowS: number, config: Config): void {

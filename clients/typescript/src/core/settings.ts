@@ -17,4 +17,5 @@ export const EPOCH_MAX = 2 ** 32 - 1;
 export const NAME_BYTES_MAX = 128;
 export const DEVICE_BYTES_MAX = 128;
 export const STATE_FORMAT = 1;
+export const CREDENTIAL_CHARACTERS_MAX = 8_192;
 export const DIGEST_BITS = 128;

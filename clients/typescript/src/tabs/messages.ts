@@ -38,6 +38,7 @@ export interface Standing {
   readonly url: string;
   readonly channel: string;
   readonly unreachable: string;
+  readonly credentialProblem: string;
   /** The service's, by its last word. Null: it has not said. */
   readonly epoch: number | null;
   /** Without another word for so long the tab knows nothing of all this any more. */
@@ -51,6 +52,7 @@ export type FromTab =
   | { readonly kind: "register"; readonly wish: Wish }
   | { readonly kind: "unregister"; readonly name: Name; readonly forget: boolean }
   | { readonly kind: "ack"; readonly delivery: Delivery }
+  | { readonly kind: "credential"; readonly text: string } // to all tabs: whoever leads next has it, too
   | { readonly kind: "wake" } // this tab, and so perhaps the machine, has slept
   | { readonly kind: "forget" };
 
@@ -62,5 +64,6 @@ export type FromLeader =
   | { readonly kind: "status"; readonly name: Name; readonly registered: boolean }
   | { readonly kind: "failed"; readonly name: Name; readonly transient: boolean; readonly code: string; readonly message: string }
   | { readonly kind: "reported"; readonly code: string; readonly message: string; readonly transient: boolean }
+  | { readonly kind: "credentialWanted"; readonly code: string; readonly message: string }
   | { readonly kind: "standing"; readonly standing: Standing }
   | { readonly kind: "stopped"; readonly code: string; readonly message: string };

@@ -40,7 +40,7 @@ interface Reign {
 }
 
 export class SharedSession implements Source {
-  readonly #options: SessionOptions;
+  #options: SessionOptions;
   readonly #tell: (told: Told) => void;
   readonly #scope: string;
   readonly #id = unguessable();
@@ -156,6 +156,10 @@ export class SharedSession implements Source {
     return this.#standing?.unreachable ?? "The tab that has the connection does not answer.";
   }
 
+  get credentialProblem(): string {
+    return this.#standing?.credentialProblem ?? "";
+  }
+
   get stopped(): RoskvaError | null {
     return this.#tab.stopped;
   }
@@ -186,6 +190,16 @@ export class SharedSession implements Source {
 
   toldUntil(name: Name): number | null {
     return this.#tab.toldUntil(this.#now(), name);
+  }
+
+  /** Every tab's: they are of one user. Who has a provider asks that when it leads. */
+  async useCredential(text: string): Promise<void> {
+    this.#say({ kind: "credential", text });
+  }
+
+  #hasCredential(text: string): void {
+    if (typeof this.#options.credential !== "function") this.#options = { ...this.#options, credential: text };
+    this.#reign?.session.useCredential(text).catch(() => {}); // it was checked; what cannot be loaded now is when the service asks
   }
 
   forget(): void {
@@ -278,6 +292,10 @@ export class SharedSession implements Source {
     } else if (told.kind === "statusChanged") this.#carryOut(hub.status({ ...told, kind: "status" }));
     else if (told.kind === "registrationFailed") this.#carryOut(hub.status({ ...told, kind: "failed" }));
     else if (told.kind === "reported") this.#speak("", told);
+    else if (told.kind === "credentialWanted") {
+      this.#sayStanding(); // which names the problem
+      this.#speak("", told);
+    }
     else if (told.kind === "stopped") this.#speak("", { kind: "stopped", code: told.error.code, message: told.error.message });
     else if (told.kind === "changed") this.#sayStanding();
   }
@@ -297,8 +315,9 @@ export class SharedSession implements Source {
   #sayStanding(): void {
     const reign = this.#reign;
     if (!reign) return;
-    const { device, connected, inSync, confirmed, follows, url, channel, unreachable, epoch, config } = reign.session;
-    const standing = { device, connected, inSync, confirmed, follows, url, channel, unreachable, epoch, validS: 2 * config.keepalive_s };
+    const { device, connected, inSync, confirmed, follows, url, channel, unreachable, credentialProblem, epoch, config } = reign.session;
+    const how = { device, connected, inSync, confirmed, follows, url, channel, unreachable, credentialProblem, epoch };
+    const standing = { ...how, validS: 2 * config.keepalive_s };
     const said = JSON.stringify(standing);
     if (said === reign.said && this.#now() - reign.saidS < SAID_AGAIN_S) return;
     reign.said = said;
@@ -355,7 +374,8 @@ export class SharedSession implements Source {
   #post(envelope: Envelope): void {
     if (this.#over.signal.aborted) return;
     const mine = "leader" in envelope ? envelope.to === this.#id : this.#reign?.term === envelope.term;
-    if (!mine) this.#channel.postMessage(envelope);
+    const ofAll = "tab" in envelope && envelope.tab.kind === "credential";
+    if (!mine || ofAll) this.#channel.postMessage(envelope);
     this.#take(envelope); // a channel does not bring one's own words
   }
 
@@ -373,7 +393,8 @@ export class SharedSession implements Source {
 
   #heard(envelope: Envelope): void {
     if ("tab" in envelope) {
-      if (this.#reign) this.#heardTab(this.#reign, envelope.from, envelope.term, envelope.tab);
+      if (envelope.tab.kind === "credential") this.#hasCredential(envelope.tab.text);
+      else if (this.#reign) this.#heardTab(this.#reign, envelope.from, envelope.term, envelope.tab);
       else if (this.#elected) this.#post({ from: this.#id, term: "", to: envelope.from, leader: { kind: "soon" } });
       return;
     }

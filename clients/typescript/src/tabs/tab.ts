@@ -180,6 +180,7 @@ export class Tab {
       case "failed":
         return this.#failed(message);
       case "reported":
+      case "credentialWanted":
         return [message];
       case "standing":
         // Else marks of epochs that the service no longer knows would hide what it tells from now on.
