@@ -38,14 +38,14 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
         (
             Edit(
                 "gateway.publish",
-                "        self._metrics = metrics\n\n    async def publish",
-                "        self._metrics = metrics\n        self._latest = {}\n\n    async def publish",
+                "        self._metrics = metrics\n        self._hint",
+                "        self._metrics = metrics\n        self._latest = {}\n        self._hint",
             ),
             Edit(
                 "gateway.publish",
                 "        await self._append(application, form, valid, outcomes)\n",
                 """\
-        for index, (name, value) in valid:
+        for index, (name, value, _, _) in valid:
             version = msgspec.json.decode(value)["version"]
             if version < self._latest.get(name, 0):
                 outcomes[index] = Unavailable("A later version was published.")
