@@ -142,6 +142,17 @@ async def test_an_object_that_is_registered_again_and_again_is_listed_once(place
     assert len(place.registrar.fast) == 0
 
 
+async def test_a_session_that_ended_meanwhile_is_not_listed_again(place: Place) -> None:
+    channel, token, event = await following(place)
+    session = place.registrar.sessions[place.client(token)]
+    place.registrar.closed(channel)
+    place.registrar.fast.follow(session, place.row(token))
+    place.registrar.fast.operated(session, place.row(token), [event])
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    assert versions(channel) == ["1"]
+    assert len(place.registrar.fast) == 0
+
+
 async def test_another_epoch_is_another_object(place: Place) -> None:
     channel, _, event = await following(place)
     later = ObjectKey(event.object.replace(b"\x00\x00\x00\x00\x00", b"\x00\x00\x00\x00\x01", 1))

@@ -11,10 +11,10 @@ A registration counts here as soon as it is written, and is named by its seqno: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from roskva.model import ObjectKey, Registration, Update
+from roskva.model import ClientId, ObjectKey, Registration, Update
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
 from roskva.registrar.row import ClientRow
@@ -65,6 +65,7 @@ class FastPath:
     def __init__(
         self,
         enabled: bool,
+        sessions: Mapping[ClientId, Session],
         unacknowledged: Unacknowledged,
         counters: Counters,
         clock: Callable[[], float],
@@ -72,6 +73,7 @@ class FastPath:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._enabled = enabled
+        self._sessions = sessions
         self._unacknowledged = unacknowledged
         self._counters = counters
         self._clock = clock
@@ -89,7 +91,7 @@ class FastPath:
     def follow(self, session: Session, row: ClientRow) -> None:
         """After a look at an online client's row. Every operation on a registration raises the row's seqno."""
         stand = (row.seqno, row.epoch)
-        if not self._enabled or session.followed_at == stand:
+        if session.followed_at == stand or not self._is_to_be_told(session):
             return
         self.leave(session)
         session.followed = []
@@ -101,6 +103,8 @@ class FastPath:
 
     def operated(self, session: Session, row: ClientRow, events: Sequence[Registration]) -> None:
         """After a write of these operations: only they are looked at, since a client may have a hundred thousand others."""
+        if not self._is_to_be_told(session):
+            return
         if session.followed_at is None or len(session.followed) + len(events) > 2 * row.digest.count + _SPARE:
             self.follow(session, row)
             return
@@ -110,6 +114,10 @@ class FastPath:
             elif (followers := self._index.get(event.object)) is not None:
                 self._remove(session, followers)  # the session's list keeps it until it is made anew
         session.followed_at = (row.seqno, row.epoch)
+
+    def _is_to_be_told(self, session: Session) -> bool:
+        """Not one that ended while its row was read or written: nobody would ever take it out again (seed 102)."""
+        return self._enabled and self._sessions.get(session.client) is session
 
     def _add(self, session: Session, key: ObjectKey, seqno: int) -> None:
         followers = self._index.get(key)

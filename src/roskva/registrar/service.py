@@ -113,7 +113,7 @@ class Registrar:
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
         self.operating = Operating(self, settings, table, self._orders, clock)
         self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak, self.users)
-        self.fast = FastPath(settings.fast_path, self.unacknowledged, self.counters, clock, self.speak, self.spawn)
+        self.fast = FastPath(settings.fast_path, self.sessions, self.unacknowledged, self.counters, clock, self.speak, self.spawn)
         self.delivery = Delivery(
             settings,
             self.rows,
