@@ -31,7 +31,7 @@ CLIENTS: Final = 200
 REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5
 RATE_PER_S: Final = 50.0
-QUIET_S: Final = 20.0
+QUIET_S: Final = 10.0  # before the attacks, and once more after them: the machine may be another by then
 ATTACK_S: Final = 12.0
 REFUSED_S: Final = 6.0
 JOINING_PER_CLIENT: Final = 5  # clients of a turn that joins, for each of those that are served during attacks
@@ -186,7 +186,7 @@ class _Security:
             await _all(fleet.clients, lambda client: client.register())
             async with Publishers(self._service.url, world.objects, _CONNECTIONS, SignedIn.application) as publishers:
                 await publishers.paced(self._rate, min(_WARM_UP_S, self._options.seconds or _WARM_UP_S))
-                for name in (QUIET, *ATTACKS):
+                for name in (QUIET, *ATTACKS, QUIET):
                     if not await caught_up(fleet, publishers, _DRAIN_S):
                         raise BenchFailed(f"Not every client had the latest versions before {name!r}.")
                     found.append(await self._served(name, fleet, publishers))
@@ -219,7 +219,7 @@ class _Security:
         ]
         row: dict[str, Any] = {
             "attack": ATTACKS.get(name, QUIET),
-            **{f"{part}_ms": value for part, value in percentiles(latencies_ms).items() if part in ("p50", "p99")},
+            "latencies_ms": latencies_ms,
             "delivered": len(latencies_ms),
             "expected": FAN_OUT * (publishers.last_version + 1 - first),
             "publishes_refused": publishers.refused - refused,
@@ -230,7 +230,8 @@ class _Security:
             "attacker": done.did,
             "refused_by_the_gateway": refused_in(window.counted),
         }
-        say(f"{row['attack']}: p50 {row['p50_ms']:,.0f} ms, p99 {row['p99_ms']:,.0f} ms; {done.did}")
+        parts = percentiles(latencies_ms)
+        say(f"{row['attack']}: p50 {parts['p50']:,.0f} ms, p99 {parts['p99']:,.0f} ms; {done.did}")
         return row
 
     async def _end(self, window: Window, done: Attacked) -> None:
@@ -313,13 +314,27 @@ def refusal(what: str, told: Mapping[str, int], cpu_s: float) -> dict[str, Any]:
     }
 
 
-def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each with how many times as long it took as in quiet, which is the first."""
-    quiet = rows[0]
+def compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was measured twice as one; each with how many times as long it took as in quiet, which is the first."""
+    by_attack: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
+        by_attack.setdefault(row["attack"], []).append(row)
+    found: list[dict[str, Any]] = []
+    for attack_name, mine in by_attack.items():
+        parts = percentiles([value for row in mine for value in row["latencies_ms"]])
+        one: dict[str, Any] = {"attack": attack_name, "p50_ms": parts["p50"], "p99_ms": parts["p99"]}
+        quiet = found[0] if found else one
         for part in ("p50", "p99"):
-            row[f"{part}_ratio"] = round(row[f"{part}_ms"] / quiet[f"{part}_ms"], 2) if quiet[f"{part}_ms"] else 0.0
-    return list(rows)
+            one[f"{part}_ratio"] = round(one[f"{part}_ms"] / quiet[f"{part}_ms"], 2) if quiet[f"{part}_ms"] else 0.0
+        for name, value in mine[0].items():
+            if isinstance(value, int | float):
+                one[name] = round(sum(row[name] for row in mine), 2)
+            elif isinstance(value, dict):
+                one[name] = value
+        if len(mine) > 1:
+            one["p50_ms_each"] = [percentiles(row["latencies_ms"])["p50"] for row in mine]
+        found.append(one)
+    return found
 
 
 def refused_in(counted: Mapping[str, float]) -> dict[str, int]:

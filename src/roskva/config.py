@@ -110,7 +110,9 @@ class ApplicationSettings:
     )
     jwt_issuer: str = setting("", "What `iss` must be; empty: anything.")
     jwt_audience: str = setting("", "What `aud` must be or hold; empty: there must be none.")
-    jwt_leeway_s: float = setting(30.0, "How far the clock of whoever signs may be off.", least=0)
+    jwt_leeway_s: float = setting(
+        30.0, "How far the clock of whoever signs may be off. A revocation counts for so long after it, too.", least=0
+    )
     credential_s_max: float = setting(86_400.0, "A credential counts for so long at most after it was accepted, whatever it says.")
     authentication_webhook: str = setting("", "The URL that is asked who a credential belongs to, if authentication is webhook.", **URL)
     registrable: tuple[str, ...] = setting(
@@ -121,12 +123,15 @@ class ApplicationSettings:
     authorization_webhook: str = setting(
         "", "A URL that is asked, too, whether a user may register for an object; empty: the patterns decide.", **URL
     )
-    authorization_s: float = setting(300.0, "How long its answer counts. Then it is asked again before anything is told.")
+    authorization_s: float = setting(
+        300.0, "How long its answer counts, 1 s at least. Then it is asked again before anything is told.", least=1
+    )
     webhook_timeout_s: float = setting(2.0, "How long a webhook may take; then nothing is allowed, and it is asked again.")
     webhook_key_file: str = setting("", "A file with a secret that webhooks are called with, as `Authorization: Bearer`.")
     revoked_users: tuple[str, ...] = setting(
         (),
-        "USER@SECONDS: credentials of that user that were issued before then do not count (`roskva user revoke`).",
+        "USER@SECONDS: credentials of that user that were issued before then, or for jwt less than `jwt_leeway_s` after, do not count "
+        "(`roskva user revoke`).",
         pattern=r".+@[0-9]+",
         form="a user, @ and a time in seconds since 1970",
     )

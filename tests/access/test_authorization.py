@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from roskva.access import authorization as module
 from roskva.access.authorization import Authorization
+from roskva.access.credentials import Credentials
 from roskva.access.identity import Identity
-from roskva.config import ApplicationSettings
-from roskva.errors import AuthorizationUnavailable
+from roskva.access.webhooks import CALLS_MAX
+from roskva.config import ApplicationSettings, load
+from roskva.errors import AuthorizationUnavailable, InvalidSetting
 from tests.access.service import NOW_S, Answer, Clock, Service, answering, serving
 
 ALICE = Identity(user="alice", claims={"sub": "alice"}, issued_s=0.0, until_s=NOW_S + 1)
@@ -50,8 +52,10 @@ async def ask(authorization: Authorization, settings: ApplicationSettings, names
     return await authorization.ask("shop", settings, user, "phone", list(names))
 
 
-def known(authorization: Authorization, settings: ApplicationSettings, name: str, user: Identity = ALICE) -> bool | None:
-    return authorization.known("shop", settings, user, name)
+def known(
+    authorization: Authorization, settings: ApplicationSettings, name: str, user: Identity = ALICE, device: str = "phone"
+) -> bool | None:
+    return authorization.known("shop", settings, user, device, name)
 
 
 async def test_without_a_webhook_the_patterns_decide(authorization: Authorization) -> None:
@@ -81,7 +85,23 @@ async def test_answers_are_for_one_user_of_one_application(
 ) -> None:
     await ask(authorization, settings, ["doc:1"])
     assert known(authorization, settings, "doc:1", BOB) is None
-    assert authorization.known("news", settings, ALICE, "doc:1") is None
+    assert authorization.known("news", settings, ALICE, "phone", "doc:1") is None
+
+
+async def test_answers_are_for_one_device(authorization: Authorization, settings: ApplicationSettings, service: Service) -> None:
+    """It is part of the question, so the service may say yes for the desk in the office and no for a phone."""
+
+    async def at_the_desk(_request: web.Request, body: Any) -> web.Response:
+        return web.json_response({"allowed": body["objects"] if body["device"] == "desk" else []})
+
+    service.answer = at_the_desk
+    assert await authorization.ask("shop", settings, ALICE, "desk", ["doc:1"]) == {"doc:1": True}
+    assert known(authorization, settings, "doc:1", device="phone") is None
+    assert await authorization.ask("shop", settings, ALICE, "phone", ["doc:1"]) == {"doc:1": False}
+    assert known(authorization, settings, "doc:1", device="desk") is True
+    assert known(authorization, settings, "doc:1", device="phone") is False
+    authorization.forget("shop", "alice")
+    assert known(authorization, settings, "doc:1", device="desk") is known(authorization, settings, "doc:1", device="phone") is None
 
 
 async def test_new_patterns_count_at_once(authorization: Authorization, settings: ApplicationSettings) -> None:
@@ -98,8 +118,7 @@ async def test_answers_count_for_authorization_s(authorization: Authorization, s
     clock.now_s += 0.1
     assert known(authorization, settings, "doc:1") is None
     assert known(authorization, settings, "no") is None
-    assert authorization._answers == {}
-    assert authorization._names == {}
+    assert len(authorization._answers) == 0
 
 
 @pytest.mark.parametrize(("expires_s", "counts_s"), [(5, 5.0), (1e9, 100.0), (0, 1.0), (-7, 1.0), (0.2, 1.0)])
@@ -113,6 +132,29 @@ async def test_the_webhook_may_say_that_they_count_for_less(
     assert known(authorization, settings, "doc:1") is True
     clock.now_s += 0.2
     assert known(authorization, settings, "doc:1") is None
+
+
+@pytest.mark.parametrize("expires_s", [None, 0.1, 60])
+async def test_however_short_the_settings_say_an_answer_counts_until_somebody_looked(
+    expires_s: float | None, authorization: Authorization, settings: ApplicationSettings, service: Service, clock: Clock
+) -> None:
+    """Or notifications would wait for ever, and the webhook be asked without end."""
+    service.answer = allowing(expires_s=expires_s)
+    settings = replace(settings, authorization_s=0.01)
+    await ask(authorization, settings, ["doc:1"])
+    clock.now_s += 0.9
+    assert known(authorization, settings, "doc:1") is True
+    clock.now_s += 0.2
+    assert known(authorization, settings, "doc:1") is None
+
+
+def test_a_settings_file_says_at_least_a_second(tmp_path: Path) -> None:
+    file = tmp_path / "roskva.toml"
+    file.write_text("[applications.shop]\nauthorization_s = 0.2\n")
+    with pytest.raises(InvalidSetting, match="authorization_s"):
+        load(file, {}, {})
+    file.write_text("[applications.shop]\nauthorization_s = 1\n")
+    assert load(file, {}, {}).applications["shop"].authorization_s == 1.0
 
 
 async def test_many_are_asked_for_in_thousands(authorization: Authorization, settings: ApplicationSettings, service: Service) -> None:
@@ -231,9 +273,15 @@ async def test_whoever_goes_away_does_not_end_the_call_of_the_others(
     assert len(service.asked) == 1
 
 
-async def test_another_user_does_not_share_it(authorization: Authorization, settings: ApplicationSettings, service: Service) -> None:
-    await asyncio.gather(ask(authorization, settings, ["doc:1"], ALICE), ask(authorization, settings, ["doc:1"], BOB))
-    assert sorted(asked["user"] for asked in service.asked) == ["alice", "bob"]
+async def test_neither_another_user_nor_another_device_shares_it(
+    authorization: Authorization, settings: ApplicationSettings, service: Service
+) -> None:
+    await asyncio.gather(
+        ask(authorization, settings, ["doc:1"], ALICE),
+        ask(authorization, settings, ["doc:1"], BOB),
+        authorization.ask("shop", settings, BOB, "desk", ["doc:1"]),
+    )
+    assert sorted((asked["user"], asked["device"]) for asked in service.asked) == [("alice", "phone"), ("bob", "desk"), ("bob", "phone")]
 
 
 # Forgetting.
@@ -247,15 +295,14 @@ async def test_forgetting_a_user_or_an_application(authorization: Authorization,
     assert known(authorization, settings, "doc:1") is None
     assert known(authorization, settings, "doc:2") is None
     assert known(authorization, settings, "doc:1", BOB) is True
-    assert authorization.known("news", settings, ALICE, "doc:1") is True
+    assert authorization.known("news", settings, ALICE, "phone", "doc:1") is True
     authorization.forget("shop")
     assert known(authorization, settings, "doc:1", BOB) is None
-    assert authorization.known("news", settings, ALICE, "doc:1") is True
+    assert authorization.known("news", settings, ALICE, "phone", "doc:1") is True
     authorization.forget("news")
     authorization.forget("never heard of")
     authorization.forget("shop", "nobody")
-    assert authorization._answers == {}
-    assert authorization._names == {}
+    assert len(authorization._answers) == 0
 
 
 async def test_an_answer_that_was_on_its_way_is_forgotten_too(
@@ -291,14 +338,42 @@ async def test_a_late_answer_from_before_a_revocation_is_not_kept(
 async def test_answers_are_bounded_and_those_in_use_stay(
     authorization: Authorization, settings: ApplicationSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWERS_MAX", 10)
+    monkeypatch.setattr("roskva.access.answers.ANSWERS_PER_APPLICATION_MAX", 10)
     await ask(authorization, settings, [f"doc:{number}" for number in range(10)])
     assert known(authorization, settings, "doc:0") is True
     await ask(authorization, settings, [f"doc:{number}" for number in range(10, 15)])
     assert len(authorization._answers) == 10
     assert known(authorization, settings, "doc:0") is True
     assert known(authorization, settings, "doc:1") is None
-    assert sum(len(names) for users in authorization._names.values() for names in users.values()) == 10
+
+
+async def test_users_of_one_application_do_not_push_out_the_answers_of_another(
+    authorization: Authorization, settings: ApplicationSettings, service: Service
+) -> None:
+    await authorization.ask("news", settings, BOB, "phone", ["doc:1"])
+    for first in range(0, 110_000, 10_000):
+        await ask(authorization, settings, [f"doc:{number}" for number in range(first, first + 10_000)])
+    assert authorization.known("news", settings, BOB, "phone", "doc:1") is True
+    assert len(authorization._answers) == 20_001
+
+
+async def test_whoever_asks_about_credentials_does_not_keep_those_who_are_known_waiting(
+    authorization: Authorization, settings: ApplicationSettings, service: Service
+) -> None:
+    """A stranger may make an application ask about as many credentials as he likes."""
+    async with serving(Gate()) as who:
+        asking = replace(settings, authentication="webhook", authentication_webhook=who.url, webhook_timeout_s=5.0)
+        credentials = Credentials(webhooks=authorization._webhooks)
+        strangers = [asyncio.create_task(credentials.identify("shop", asking, "phone", f"forged {number}")) for number in range(100)]
+        async with asyncio.timeout(5):
+            while len(who.asked) < CALLS_MAX:
+                await asyncio.sleep(0.005)
+            hurried = replace(asking, webhook_timeout_s=1.0)
+            assert await ask(authorization, hurried, ["doc:1"]) == {"doc:1": True}
+        assert len(who.asked) == CALLS_MAX
+        for stranger in strangers:
+            stranger.cancel()
+        await asyncio.wait(strangers)
 
 
 async def test_closing_ends_what_is_asked(settings: ApplicationSettings, service: Service, clock: Clock) -> None:

@@ -15,6 +15,7 @@ from roskva.access import credentials as module
 from roskva.access.credentials import Credentials
 from roskva.access.identity import Identity
 from roskva.access.jwt_keys import FetchedKeys
+from roskva.access.webhooks import FAILURES_MAX
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable, CredentialExpired, CredentialRefused, CredentialRequired
 from tests.access.service import NOW_S, Answer, Clock, Service, answering, jwk, pem, serving, token
@@ -258,7 +259,8 @@ async def test_answers_are_bounded_and_hold_no_credential(
     ("revoked", "refused"),
     [
         ((), False),
-        ((f"alice@{NOW_S:.0f}",), False),  # issued at that very second
+        ((f"alice@{NOW_S - 30:.0f}",), False),  # issued at the very second from which on the clocks may differ by no more
+        ((f"alice@{NOW_S - 29:.0f}",), True),
         ((f"alice@{NOW_S + 1:.0f}",), True),
         ((f"bob@{NOW_S + 1:.0f}",), False),
         ((f"alice@{NOW_S + 1:.0f}", "alice@5"), True),
@@ -289,10 +291,50 @@ async def test_a_later_token_counts_and_one_without_a_time_does_not(
     credentials: Credentials, by_jwt: ApplicationSettings, clock: Clock, ed_key: Ed25519PrivateKey
 ) -> None:
     settings = replace(by_jwt, revoked_users=(f"alice@{NOW_S + 10:.0f}",))
-    clock.now_s += 20
-    assert (await identify(credentials, settings, token(ed_key, iat=NOW_S + 15))).user == "alice"
+    clock.now_s += 50
+    assert (await identify(credentials, settings, token(ed_key, iat=NOW_S + 45))).user == "alice"
     with pytest.raises(CredentialRefused, match="was revoked"):
         await identify(credentials, settings, token(ed_key, iat=None))
+
+
+@pytest.mark.parametrize("leeway_s", [0.0, 30.0, 300.0])
+async def test_a_clock_that_is_ahead_lets_no_token_outlast_its_revocation(
+    leeway_s: float, credentials: Credentials, by_jwt: ApplicationSettings, clock: Clock, ed_key: Ed25519PrivateKey
+) -> None:
+    """`roskva user revoke` writes the next second; a token of this moment may say that it was issued the leeway later."""
+    settings = replace(by_jwt, jwt_leeway_s=leeway_s)
+    before = token(ed_key, iat=NOW_S + leeway_s)
+    identity = await identify(credentials, settings, before)
+    revoked = replace(settings, revoked_users=(f"alice@{NOW_S + 1:.0f}",))
+    for _ in range(3):
+        assert credentials.is_revoked(revoked, identity)
+        with pytest.raises(CredentialRefused, match="was revoked"):
+            await identify(credentials, revoked, before)
+        clock.now_s += leeway_s + 1
+    assert (await identify(credentials, revoked, token(ed_key, iat=NOW_S + leeway_s + 1))).user == "alice"
+
+
+async def test_where_a_webhook_says_who_it_is_there_is_one_clock(credentials: Credentials, by_webhook: ApplicationSettings) -> None:
+    identity = await identify(credentials, by_webhook)
+    assert not credentials.is_revoked(replace(by_webhook, revoked_users=(f"alice@{NOW_S:.0f}",)), identity)
+    assert credentials.is_revoked(replace(by_webhook, revoked_users=(f"alice@{NOW_S + 1:.0f}",)), identity)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 302])
+async def test_who_sends_nonsense_shuts_out_nobody(
+    status: int, credentials: Credentials, by_webhook: ApplicationSettings, service: Service
+) -> None:
+    """Many services answer a credential that they cannot read with another status than 401 and 403."""
+
+    async def who(_request: web.Request, body: Any) -> web.Response:
+        return web.json_response({"user": "alice"}) if body["credential"] == "good" else web.Response(status=status)
+
+    service.answer = who
+    for number in range(2 * FAILURES_MAX):
+        with pytest.raises(AuthorizationUnavailable) as caught:
+            await identify(credentials, by_webhook, f"nonsense {number}")
+        assert caught.value.answered == status
+    assert (await identify(credentials, by_webhook, "good")).user == "alice"
 
 
 async def test_a_revocation_makes_the_webhook_be_asked_again(

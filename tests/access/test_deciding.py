@@ -29,12 +29,12 @@ async def test_from_a_credential_to_what_its_user_may_hear(tmp_path: Path, clock
         try:
             identity = await access.identify("shop", settings, "phone", token(ed_key))
             assert not access.is_revoked(settings, identity)
-            assert access.known("shop", settings, identity, "inbox:alice:1") is None
+            assert access.known("shop", settings, identity, "phone", "inbox:alice:1") is None
             answers = await access.ask("shop", settings, identity, "phone", ["inbox:alice:1", "inbox:alice:2", "inbox:bob:1"])
             assert answers == {"inbox:alice:1": True, "inbox:alice:2": False, "inbox:bob:1": False}
-            assert access.known("shop", settings, identity, "inbox:alice:1") is True
+            assert access.known("shop", settings, identity, "phone", "inbox:alice:1") is True
             access.forget("shop", "alice")
-            assert access.known("shop", settings, identity, "inbox:alice:1") is None
+            assert access.known("shop", settings, identity, "phone", "inbox:alice:1") is None
         finally:
             await access.close()
 

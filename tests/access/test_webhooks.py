@@ -289,6 +289,62 @@ async def test_a_refusal_is_an_answer(status: int, service: Service, webhooks: W
     assert len(service.asked) == 20
 
 
+@pytest.mark.parametrize("status", [201, 204, 302, 400, 404, 405, 413, 415, 422])
+async def test_what_a_stranger_can_make_it_answer_counts_for_nothing(status: int, service: Service, webhooks: Webhooks) -> None:
+    """Neither as a failure, or he would shut out everybody, nor as a sign that it is well."""
+    service.answer = answering({}, status)
+    for _ in range(20):
+        assert (await fails(webhooks, service.url)).answered == status
+    assert len(service.asked) == 20
+    for number in range(5):
+        service.answer = answering({}, 500)
+        assert (await fails(webhooks, service.url)).answered == 500
+        if number < 4:
+            service.answer = answering({}, status)
+            assert (await fails(webhooks, service.url)).answered == status
+    assert "left alone" in (await fails(webhooks, service.url)).what
+
+
+@pytest.mark.parametrize("answer", [no_json, nested, large])
+async def test_nor_does_an_answer_that_cannot_be_used(answer: Answer, service: Service, webhooks: Webhooks) -> None:
+    service.answer = answer
+    for _ in range(10):
+        assert (await fails(webhooks, service.url)).answered == 200
+    assert len(service.asked) == 10
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+async def test_statuses_that_speak_of_the_service_are_failures(status: int, service: Service, webhooks: Webhooks) -> None:
+    service.answer = answering({}, status)
+    for _ in range(5):
+        assert (await fails(webhooks, service.url)).answered == status
+    assert "left alone" in (await fails(webhooks, service.url)).what
+    assert len(service.asked) == 5
+
+
+async def test_time_outs_are_failures(service: Service, webhooks: Webhooks) -> None:
+    service.answer = hanging
+    hurried = ApplicationSettings(webhook_timeout_s=0.05)
+    for _ in range(5):
+        assert "did not answer" in (await fails(webhooks, service.url, hurried)).what
+    assert "left alone" in (await fails(webhooks, service.url)).what
+
+
+async def test_after_a_pause_any_answer_shows_that_it_is_there(service: Service, webhooks: Webhooks, clock: Clock) -> None:
+    """Or whoever sends nonsense would use up the tries of the others."""
+    service.answer = answering({}, 500)
+    for _ in range(5):
+        await fails(webhooks, service.url)
+    clock.now_s += 1.1
+    service.answer = answering({}, 400)
+    assert (await fails(webhooks, service.url)).answered == 400
+    service.answer = gate = Gate()
+    calls = [asyncio.create_task(webhooks.post(service.url, {}, SETTINGS)) for _ in range(5)]
+    await gate.full(5)
+    gate.opened.set()
+    assert await asyncio.gather(*calls) == [{}] * 5
+
+
 async def test_after_a_pause_one_call_goes_ahead(service: Service, webhooks: Webhooks, clock: Clock) -> None:
     service.answer = answering({}, 500)
     for _ in range(5):

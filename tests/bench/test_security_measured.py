@@ -70,10 +70,14 @@ def test_refusals_are_told_by_limit_and_code() -> None:
     assert security.refused_in(counted) == {"messages_per_s_max": 5, "origin-refused": 2, "connections refused": 3}
 
 
-def test_every_attack_is_compared_with_quiet(tmp_path: Path) -> None:
-    rows = [{"attack": "quiet", "p50_ms": 100.0, "p99_ms": 200.0}, {"attack": "x", "p50_ms": 150.0, "p99_ms": 800.0}]
-    figures = {"attacks": security.compared(rows)}
-    assert [(row["p50_ratio"], row["p99_ratio"]) for row in figures["attacks"]] == [(1.0, 1.0), (1.5, 4.0)]
+def test_every_attack_is_compared_with_quiet_before_and_after(tmp_path: Path) -> None:
+    quiet = {"attack": "quiet", "latencies_ms": [100.0] * 5, "delivered": 5, "attacker": {}}
+    attack = {"attack": "x", "latencies_ms": [150.0] * 9 + [800.0], "delivered": 10, "attacker": {"frames": 3}}
+    later = {"attack": "quiet", "latencies_ms": [200.0] * 4, "delivered": 4, "attacker": {}}
+    figures = {"attacks": security.compared([quiet, attack, later])}
+    in_quiet, attacked = figures["attacks"]
+    assert (in_quiet["p50_ms"], in_quiet["p99_ms"], in_quiet["delivered"], in_quiet["p50_ms_each"]) == (100.0, 200.0, 9, [100.0, 200.0])
+    assert (attacked["p50_ratio"], attacked["p99_ratio"], attacked["attacker"]) == (1.5, 4.0, {"frames": 3})
     assert b"<svg" in draw(Result("security", {"load": "x"}, "none", figures, []).document(), tmp_path).read_bytes()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from roskva.keys import administration
 
+ROOT = Path(__file__).parents[2]
 START_S = 120.0
 STOP_S = 15.0
 
@@ -23,8 +25,10 @@ STOP_S = 15.0
 class Service:
     """`roskva up` in a process group of its own, over a data directory that outlives it."""
 
-    def __init__(self, data: Path, *options: str) -> None:
+    def __init__(self, data: Path, *options: str, by_make: bool = False) -> None:
         self.data = data
+        self.command: list[str] = []
+        self._by_make = by_make  # as the README says, by `make up`
         self.options = options
         self.url = ""
         self._process: subprocess.Popen[str] | None = None
@@ -36,10 +40,18 @@ class Service:
         return self.data.parent / f"{self.data.name}.up.log"
 
     def start(self) -> Service:
-        command = [sys.executable, "-m", "roskva", "up", "--data", str(self.data), "--listen", self._listen, *self.options]
+        arguments = ["--data", str(self.data), "--listen", self._listen, *self.options]
+        self.command = [sys.executable, "-m", "roskva", "up", *arguments]
+        environment, folder = dict(os.environ), None
+        if self._by_make:
+            self.command, folder = ["make", "--no-print-directory", "up", f"ARGS={shlex.join(arguments)}"], ROOT
+            for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):  # of `make test`
+                environment.pop(name, None)
         log = self.log
         with log.open("a") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            self._process = subprocess.Popen(
+                self.command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
         deadline_s = time.monotonic() + START_S
         while not self._ready(log):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -81,7 +93,9 @@ class Service:
     @property
     def pid(self) -> int:
         assert self._process is not None
-        return self._process.pid
+        if not self._by_make:
+            return self._process.pid
+        return next(pid for pid in descendants_of(self._process.pid) if "up" in command_of(pid) and "make" not in command_of(pid))
 
     def child(self, part: str) -> int | None:
         """The process of `gateway` or `pipeline`: a child of `up` that was started under that name."""
@@ -107,7 +121,10 @@ class Service:
             return 0.0
         began_s = time.monotonic()
         family = [process.pid, *descendants_of(process.pid)]
-        process.send_signal(signal.SIGINT)
+        if self._by_make:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        else:
+            process.send_signal(signal.SIGINT)
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:

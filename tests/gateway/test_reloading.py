@@ -19,6 +19,7 @@ from roskva.keys import load_keys
 from tests.gateway.conftest import close_engines
 from tests.gateway.talking import channel_url, hear_until, say
 
+RELOAD_S = 0.05
 SHOP = "[applications.shop]\nheartbeat_s = 600\n"
 
 
@@ -29,6 +30,10 @@ def write(file: Path, text: str) -> None:
     os.replace(aside, file)
 
 
+def write_in_place(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "roskva.toml"
@@ -37,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def reloading(file: Path, settings: Settings) -> tuple[Reloading, LiveApplications, list[tuple[Applications, Applications]]]:
     """As a process that was started without a settings file; and what its observers heard."""
-    sources = Sources(file, False, {}, {"data": str(settings.data), "listen": settings.listen})
+    sources = Sources(file, False, {}, {"data": str(settings.data), "listen": settings.listen, "reload_s": str(RELOAD_S)})
     started = sources.load()
     live = LiveApplications(started.applications)
     watch = Reloading(replace(started, applications=live), live, sources)
@@ -69,12 +74,87 @@ async def test_a_file_that_is_made_later_counts_and_observers_hear_what_changed(
 
 async def test_a_change_between_the_start_and_the_first_look_counts(file: Path, settings: Settings) -> None:
     write(file, SHOP)
-    sources = Sources(file, True, {}, {"data": str(settings.data)})
+    sources = Sources(file, True, {}, {"data": str(settings.data), "reload_s": str(RELOAD_S)})
     started = sources.load()
     write(file, SHOP.replace("600", "700"))
     live = LiveApplications(started.applications)
     await Reloading(replace(started, applications=live), live, sources).look()
     assert live["shop"].heartbeat_s == 700
+
+
+KEPT = """\
+publish_keys = ["sha256:{hash}"]
+authentication = "webhook"
+authentication_webhook = "https://shop.example/who"
+"""
+KEPT_SHOP = "[applications.shop]\n" + KEPT.format(hash="a" * 64)
+OPENED = {
+    "listens on this machine only": 'listen = "127.0.0.1:8470"\n[applications.shop]\n',
+    "is insecure": 'listen = "0.0.0.0:8470"\ninsecure = true\n[applications.shop]\n',
+    "says nothing of either": "[applications.shop]\n",
+    "adds an open application": f'listen = "127.0.0.1:8470"\n{KEPT_SHOP}[applications.wiki]\n',
+}
+
+
+@pytest.mark.parametrize("text", OPENED.values(), ids=OPENED)
+@pytest.mark.parametrize("port", ["listen", "internal_listen"])
+async def test_a_file_opens_nothing_where_the_process_listens_whatever_it_says_of_addresses(
+    file: Path, text: str, port: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(file, f'{port} = "0.0.0.0:8470"\n{KEPT_SHOP}')
+    sources = Sources(file, True, {}, {"reload_s": str(RELOAD_S)})
+    started = sources.load()
+    live = LiveApplications(started.applications)
+    watch = Reloading(replace(started, applications=live), live, sources)
+    await watch.look()
+    write(file, text.replace("listen", port, 1))
+    await watch.look()
+    assert list(live) == ["shop"]
+    assert (live["shop"].authentication, len(live["shop"].publish_keys)) == ("webhook", 1)
+    assert f"the settings in use stay: {port} is 0.0.0.0:8470" in caplog.text
+    write(file, f'{port} = "127.0.0.1:8470"\n{KEPT_SHOP}heartbeat_s = 700\n')  # what opens nothing counts
+    await watch.look()
+    assert live["shop"].heartbeat_s == 700
+
+
+async def test_a_file_counts_when_it_stays_the_same_for_two_looks(reloading: Watched, file: Path) -> None:
+    """Every beginning of a file that is written in place is there for a while; many are good TOML, with less in it."""
+    watch, live, heard = reloading
+    write(file, "[applications.wiki]\n" + KEPT_SHOP)
+    await watch.look()
+    watch._settings = replace(watch._settings, reload_s=0.5)
+    whole = f"[applications.wiki]\nheartbeat_s = 700\n{KEPT_SHOP}"
+    looking = None
+    for end in (0, whole.index("[applications.shop"), whole.index("publish_keys"), whole.index("authentication ="), len(whole)):
+        write_in_place(file, whole[:end])
+        looking = looking or asyncio.create_task(watch.look())
+        await asyncio.sleep(0.1)
+        assert len(heard) == 1
+        assert not looking.done()
+    async with asyncio.timeout(5):
+        await looking
+    assert len(heard) == 2
+    assert (live["wiki"].heartbeat_s, live["shop"].authentication) == (700, "webhook")
+
+
+async def test_a_file_that_changes_while_it_is_read_does_not_count(reloading: Watched, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, live, _ = reloading
+    write(file, KEPT_SHOP)
+    await watch.look()
+    load = Sources.load
+
+    def caught(sources: Sources) -> Settings:
+        write_in_place(file, "[applications.shop]\n")
+        return load(sources)
+
+    write(file, KEPT_SHOP + "heartbeat_s = 700\n")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Sources, "load", caught)
+        await watch.look()
+    assert live["shop"].authentication == "webhook"
+    write(file, KEPT_SHOP + "heartbeat_s = 800\n")
+    await watch.look()
+    assert live["shop"].heartbeat_s == 800
 
 
 BAD_FILES = [
@@ -94,7 +174,9 @@ async def test_a_bad_file_is_logged_once_and_changes_nothing(
 ) -> None:
     watch, live, heard = reloading
     if text.startswith("listen"):
-        watch._sources = replace(watch._sources, flags={}) if watch._sources else None  # else a flag wins over the file
+        watch._sources = (
+            replace(watch._sources, flags={"reload_s": str(RELOAD_S)}) if watch._sources else None
+        )  # else a flag wins over the file
     write(file, text)
     with caplog.at_level(logging.INFO):
         await watch.look()
@@ -145,7 +227,7 @@ async def test_an_observer_that_fails_stops_nobody(reloading: Watched, file: Pat
 
 @pytest.fixture
 async def reloaded(file: Path, settings: Settings) -> AsyncIterator[Gateway]:
-    flags = {"data": str(settings.data), "listen": settings.listen, "reload_s": "0.05"}
+    flags = {"data": str(settings.data), "listen": settings.listen, "reload_s": str(RELOAD_S)}
     sources = Sources(file, False, {}, flags)
     gateway = Gateway(sources.load(), sources=sources)
     await gateway.start()

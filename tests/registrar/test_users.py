@@ -20,12 +20,15 @@ from roskva.errors import (
     CredentialRefused,
     CredentialRequired,
     NotAuthorized,
+    RateLimited,
     TokenElsewhere,
     TokenInvalid,
 )
 from roskva.model import OUTCOME_UNREGISTERED, OUTCOME_UPDATE, SETTLED, Registration, name_of
 from roskva.protocol.messages import ClientMessage, Init, Register, ServerMessage, Sync, SyncObject
 from roskva.protocol.summaries import SetDigest
+from roskva.registrar.sessions import Session
+from roskva.registrar.users import RENEWALS_AT_ONCE
 from tests.registrar.place import Clock, HeldChannel, Place, serving, told
 
 ASKING = ApplicationSettings(authentication="webhook", authentication_webhook="http://127.0.0.1:9/who", registrable=("*",))
@@ -64,7 +67,7 @@ class Book:
         objects = self.allowed.get(identity.user)
         return objects is None or name in objects
 
-    def known(self, application: str, settings: ApplicationSettings, identity: Identity, name: str) -> bool | None:
+    def known(self, application: str, settings: ApplicationSettings, identity: Identity, device: str, name: str) -> bool | None:
         return self.may(identity, name) if self.known_now else None
 
     async def ask(
@@ -307,6 +310,54 @@ async def test_a_new_credential_that_allows_less_ends_what_it_does_not_allow(hal
     assert [one.object for one in ended.status] == ["x"]
 
 
+async def test_a_renewal_that_changes_only_its_dates_looks_at_nothing(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = HeldChannel()
+    token = await hall.enter(channel, "ann")
+    await asyncio.sleep(0.05)
+    checks: list[Session] = []
+    monkeypatch.setattr(hall.registrar.users, "check_soon", checks.append)
+    for number in range(3):
+        hall.book.claims[f"ann/{number}"] = {"exp": number, "iat": number, "jti": str(number)}
+        hall.say(channel, ClientMessage(token=token, credential=f"ann/{number}"))
+    await channel.until(lambda m: m.credential and len(hall.book.identified) == 4)
+    assert checks == []
+
+
+async def test_registrations_are_looked_at_once_however_often_rights_change(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = HeldChannel()
+    token = await hall.enter(channel, "ann")
+    await asyncio.sleep(0.05)
+    users, session = hall.registrar.users, hall.registrar.sessions[hall.client(token)]
+    begun = []
+    going_on = asyncio.Event()
+
+    async def check(one: Session) -> None:
+        begun.append(one)
+        await going_on.wait()
+
+    monkeypatch.setattr(users, "check", check)
+    for _ in range(100):
+        users.check_soon(session)
+    await asyncio.sleep(0.02)
+    assert len(begun) == 1
+    going_on.set()
+    await asyncio.sleep(0.02)
+    assert len(begun) == 2, "and once more, since something changed meanwhile"
+
+
+async def test_renewals_of_one_client_have_a_rate(hall: Hall) -> None:
+    channel = HeldChannel()
+    token = await hall.enter(channel, "ann")
+    for _ in range(30):
+        hall.say(channel, ClientMessage(token=token, credential="ann/forged"))
+    limited = await channel.until(lambda m: m.error)
+    assert limited.error is not None
+    assert (limited.error.code, limited.error.transient) == (RateLimited.code, True)
+    assert limited.error.retry_after_s > 0
+    await asyncio.sleep(0.05)
+    assert len(hall.book.identified) <= 1 + RENEWALS_AT_ONCE
+
+
 async def test_a_session_that_returns_with_less_loses_what_it_had(hall: Hall) -> None:
     token = await hall.enter(first := HeldChannel(), "ann")
     await hall.registered(first, token, "x")
@@ -352,9 +403,11 @@ class TestSettingsThatChange:
         ended = await channel.until(lambda m: m.status)
         assert ended.status[0].code == NotAuthorized.code
 
-    async def test_who_came_unasked_comes_again_when_users_are_asked_for(self, tmp_path: Path) -> None:
-        open_to_all = {"demo": ApplicationSettings()}
+    @pytest.mark.parametrize("registrable", [("*",), ("news:*",)])
+    async def test_who_came_unasked_comes_again_when_users_are_asked_for(self, tmp_path: Path, registrable: tuple[str, ...]) -> None:
+        open_to_all = {"demo": ApplicationSettings(registrable=registrable)}
         async with serving(Place(Settings(data=tmp_path, settling_s=0.0, applications=open_to_all))) as place:
+            place.registrar.users._access = Book(Clock(NOW_S))
             channel = HeldChannel()
             await place.start_client(channel)
             place.registrar.users.applications_changed(open_to_all, {"demo": ASKING})

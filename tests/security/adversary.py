@@ -33,6 +33,7 @@ from tests.gateway.matching import run_matcher
 from tests.gateway.talking import WAIT_S, channel_url
 
 RELOAD_S = 0.2
+RELOADED_S = 2 * RELOAD_S + 1.0  # as docs/security.md says
 LETTERS = "inbox:ann"  # what the innocent waits for
 LEDGER = "ledger:carl"  # of the bank
 EMPTY = {"count": 0, "digest": "0" * 32}
@@ -171,7 +172,7 @@ class Adversary:
 
 
 class Town:
-    """See the module. `write` changes the settings file; whoever waits for RELOAD_S and a second more sees what it says now."""
+    """See the module. `write` changes the settings file; whoever waits for RELOADED_S sees what it says now."""
 
     def __init__(self, folder: Path, logged: pytest.LogCaptureFixture) -> None:
         self.shop, self.bank = Issuer("shop"), Issuer("bank")

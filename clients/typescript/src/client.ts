@@ -86,7 +86,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     if (this.#closed) throw new ClientStopped("The client was closed.");
     const tell = (told: Told): void => this.#told(told);
     const { tabs, stateAlone, credential } = this.#options;
-    if (credential !== undefined) (await import("./credentials.ts")).checkGiven(credential); // most have none
+    if (credential !== undefined) await checkCredential(credential);
     if (tabs) {
       const { SharedSession } = await import("./tabs/shared.ts"); // what only browsers have a use for is loaded there
       try {
@@ -197,8 +197,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   /** The user's credential from now on: shown at once if there is a connection, and whenever the service asks. Registrations stay. */
   async useCredential(text: string): Promise<void> {
-    const { checkCredential } = await import("./credentials.ts");
-    checkCredential(text);
+    await checkCredential(text);
     if (this.#starting) await (await this.#running()).useCredential(text);
     else if (typeof this.#options.credential !== "function") this.#options.credential = text;
   }
@@ -349,7 +348,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
         this.#watchers.delete(look);
         reject(
           this.connected
-            ? new DOMException(`${[otherwise, this.credentialProblem].filter(Boolean).join(": ")}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
+            ? new DOMException(`${otherwise}${this.credentialProblem && ` (${this.credentialProblem})`}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
             : new ServiceUnreachable(this.#source?.unreachable || `There is no connection to ${this.url}.`),
         );
       };
@@ -456,6 +455,12 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       this.#dispatch("error", { error, name });
     }
   }
+}
+
+/** Most have none: they load nothing of this. */
+async function checkCredential(given: unknown): Promise<void> {
+  const { checkGiven } = await import("./credentials.ts");
+  checkGiven(given);
 }
 
 /** Whether the handler had it still to deal with. */

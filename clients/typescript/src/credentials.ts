@@ -9,12 +9,11 @@
 
 import type { Clock } from "./clock.ts";
 import type { Following } from "./following.ts";
-import type { CredentialWanted } from "./core/actions.ts";
+import type { Action, CredentialWanted } from "./core/actions.ts";
 import type { ClientCore } from "./core/core.ts";
 import { checkCredential, Credential, REFRESH } from "./core/credential.ts";
 import { InvalidSetting, pauseS } from "./together.ts";
 
-export { checkCredential };
 export type Provider = () => string | Promise<string>;
 
 const CALL_S = 30; // a provider that takes longer failed
@@ -25,8 +24,8 @@ export interface Asking {
   readonly core: ClientCore;
   readonly following: Following;
   readonly clock: Clock;
-  use(text: string): void;
-  report(code: string, message: string): void;
+  readonly perform: (actions: Action[]) => void;
+  readonly report: (code: string, message: string) => void;
 }
 
 export class Credentials {
@@ -55,6 +54,11 @@ export class Credentials {
     this.#closed = true;
     for (const end of [...this.#timers]) end();
     this.#answer();
+  }
+
+  use(text: string): void {
+    const { core, clock, perform } = this.#session;
+    perform(core.useCredential(clock.now(), text));
   }
 
   accepted(): void {
@@ -104,7 +108,7 @@ export class Credentials {
       try {
         const answer = await this.#atMost(CALL_S, Promise.resolve(provider()));
         if (answer === undefined) throw new DOMException("", "TimeoutError");
-        if (!this.#closed) this.#session.use(checkCredential(answer));
+        if (!this.#closed) this.use(answer);
       } catch (error) {
         if (this.#closed) break;
         this.#asked = true;

@@ -17,12 +17,12 @@ import { MalformedMessage, type RoskvaError } from "./core/errors.ts";
 import { connectPauseS } from "./core/limits.ts";
 import { type Config, decodeServer, encode } from "./core/messages.ts";
 import type { Name } from "./core/model.ts";
+import { FULL_SYNC_MAX } from "./core/settings.ts";
 import { Following } from "./following.ts";
 import type { Notification } from "./registrations.ts";
 import { ANSWER_S, DRAIN_S, WAKE_S } from "./settings.ts";
 import type { Source, Told } from "./source.ts";
 import { openIdentity, type StateStore, unguessable } from "./stores/store.ts";
-import { onWake } from "./wake.ts";
 
 const LIBRARY = "roskva-typescript/1";
 
@@ -54,6 +54,7 @@ export class Session implements Source {
   #cancelTimer = (): void => {};
   #endPause = (): void => {};
   #unlisten = (): void => {};
+  #preparing = false;
   #running: Promise<void> = Promise.resolve();
   #writing: Promise<void> = Promise.resolve(); // of the state
   #toAcknowledge: Notification[] = [];
@@ -84,7 +85,6 @@ export class Session implements Source {
     }
     if (this.#core.stateIgnored) this.#report("state-damaged", `The state is of no use: ${this.#core.stateIgnored}.`);
     this.#perform(this.#core.start(this.#now()));
-    this.#unlisten = onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
     this.#running = this.#stayConnected();
   }
 
@@ -157,24 +157,22 @@ export class Session implements Source {
   }
 
   async useCredential(text: string): Promise<void> {
-    if (!this.#credentials) {
-      this.#credential = text;
-      await this.#loadCredentials();
-    }
-    this.#perform(this.#core.useCredential(this.#now(), text));
+    if (!this.#credentials) this.#credential = text;
+    (await this.#loadCredentials()).use(text);
   }
 
   /** From then on the core heeds what the service says of credentials. */
-  async #loadCredentials(): Promise<void> {
+  async #loadCredentials(): Promise<Credentials> {
     const { Credentials } = await import("./credentials.ts");
-    const session = {
+    const credentials = (this.#credentials ??= new Credentials(this.#credential, {
       core: this.#core,
       following: this.#following,
       clock: this.#options.clock,
-      use: (text: string): void => this.#perform(this.#core.useCredential(this.#now(), text)),
-      report: (code: string, message: string): void => this.#report(code, message),
-    };
-    if (!this.#closed) this.#credentials ??= new Credentials(this.#credential, session);
+      perform: (actions) => this.#perform(actions),
+      report: (code, message) => this.#report(code, message),
+    }));
+    if (this.#closed) credentials.close();
+    return credentials;
   }
 
   forget(): void {
@@ -262,7 +260,20 @@ export class Session implements Source {
       }
     }
     this.#setTimer();
+    if (!this.#preparing && (this.inSync || this.#core.desired.size > FULL_SYNC_MAX)) this.#prepare();
     this.#tell({ kind: "changed" });
+  }
+
+  /** Load the rest (later.ts). */
+  #prepare(): void {
+    this.#preparing = true;
+    void this.#connector.prepare().then((later) => {
+      if (this.#closed) return;
+      this.#preparing = !!later;
+      if (!later) return;
+      this.#core.buckets = later.buckets;
+      this.#unlisten = later.onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
+    });
   }
 
   #setTimer(): void {
@@ -295,6 +306,7 @@ export class Session implements Source {
         if (!failures && !this.#closed) this.#report(error instanceof NotConnected ? "service-unreachable" : "internal", this.unreachable);
         failures += 1;
       }
+      if (!this.#preparing) this.#prepare();
       const pauseS = this.#connector.hasNext ? 0 : connectPauseS(this.#core.config, failures, Math.random(), this.#core.spreadS);
       if (!this.#over()) await this.#pause(pauseS);
     }
@@ -346,8 +358,11 @@ export class Session implements Source {
     }
     link.heard = true;
     this.#words += 1;
-    // It is as if the message were lost: what is asked for is said again, and answered again.
-    if (message.credential && !this.#credentials) return void this.#loadCredentials().catch(() => {});
+    if (message.credential && !this.#credentials) {
+      // It comes a little later, or is lost if that cannot be loaded: channels may do so, too.
+      const again = (): void => void (this.#link === link && this.#received(link, data));
+      return void this.#loadCredentials().then(again, () => {});
+    }
     const actions = this.#core.received(this.#now(), message);
     if (message.config) this.epoch = message.config.epoch;
     this.#following.heard(this.#now());

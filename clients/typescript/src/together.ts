@@ -11,4 +11,3 @@ export { ClientStopped, FORGOTTEN, InvalidSetting } from "./core/errors.ts";
 export { pauseS } from "./core/limits.ts";
 export { Session } from "./session.ts";
 export { unguessable } from "./stores/store.ts";
-export { onWake } from "./wake.ts";

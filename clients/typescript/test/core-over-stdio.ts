@@ -13,6 +13,7 @@
 import { readSync, writeSync } from "node:fs";
 import { type Action, type Notification } from "../src/core/actions.ts";
 import { ClientCore } from "../src/core/core.ts";
+import { buckets } from "../src/core/buckets.ts";
 import { Credential } from "../src/core/credential.ts";
 import { RoskvaError } from "../src/core/errors.ts";
 import { type Config, decodeServer, encode } from "../src/core/messages.ts";
@@ -83,7 +84,7 @@ type New = [application: string, device: string, state: string | null, config: P
 function newCore(...[application, device, state, config, library, text]: New): ClientCore {
   const random = (): number => ask("random");
   const credential = new Credential(random, text);
-  return new ClientCore(application, device, { random, nonce: () => ask("nonce"), state, config, library, credential });
+  return new ClientCore(application, device, { random, nonce: () => ask("nonce"), state, config, library, credential, buckets });
 }
 
 // JSON has no infinity; a deadline may have one.

@@ -6,7 +6,8 @@ import { test } from "node:test";
 import { InvalidName } from "../src/core/errors.ts";
 import { bytesOf, nameFromBytes, nameFromText } from "../src/core/model.ts";
 import { sha256 } from "../src/core/sha256.ts";
-import { bucketOf, bucketSummaries, hashOf, SetDigest } from "../src/core/summaries.ts";
+import { bucketOf, bucketSummaries } from "../src/core/buckets.ts";
+import { hashOf, SetDigest } from "../src/core/summaries.ts";
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString("hex");
 const hexOfWords = (words: number[]): string => words.map((word) => (word >>> 0).toString(16).padStart(8, "0")).join("");

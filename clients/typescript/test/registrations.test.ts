@@ -6,7 +6,8 @@ import { encode, type Sync } from "../src/core/messages.ts";
 import { bytesOf, nameFromText } from "../src/core/model.ts";
 import { MESSAGES_UNANSWERED_MAX } from "../src/core/settings.ts";
 import { encodeState } from "../src/core/state.ts";
-import { bucketOf, bucketSummaries, SetDigest } from "../src/core/summaries.ts";
+import { bucketOf, buckets, bucketSummaries } from "../src/core/buckets.ts";
+import { SetDigest } from "../src/core/summaries.ts";
 import { Bench, names, only, operations, status, syncs } from "./scripted.ts";
 
 /** A client that starts again with the state of an earlier run, not yet granted. */
@@ -344,4 +345,26 @@ test("the two forms of a name are one name", () => {
   bench.say({ status: [status("base64:aGVsbG8")] });
   assert.deepEqual(bench.statuses, [["hello", true]]);
   assert.equal(bytesOf("base64:aGVsbG8").length, 5);
+});
+
+test("without buckets many registrations are not stated, as if that were lost; once they are there, they are", () => {
+  const bench = new Bench();
+  bench.core.buckets = null;
+  bench.live();
+  bench.registered(...names(300));
+  bench.serverHas(); // it lost them
+  bench.say();
+  bench.passTime(100);
+  assert.deepEqual(syncs(bench.takeSaid()), []);
+  assert.equal(bench.core.confirmed(bench.nowS), false);
+  bench.core.buckets = buckets;
+  bench.passTime(100);
+  assert.ok(syncs(bench.takeSaid()).every((sync) => "summaries" in sync && sync.summaries.length > 100));
+});
+
+test("a core without a credential takes no notice of what the server says of credentials", () => {
+  const bench = new Bench().live();
+  assert.deepEqual(bench.say({ credential: { wanted: true, code: "credential-required" } }), []);
+  assert.deepEqual(bench.core.useCredential(bench.nowS, "text"), []);
+  assert.ok(bench.core.inSync(bench.nowS));
 });

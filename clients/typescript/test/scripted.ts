@@ -4,6 +4,7 @@
 
 import assert from "node:assert/strict";
 import { type Action, type Notification } from "../src/core/actions.ts";
+import { buckets } from "../src/core/buckets.ts";
 import { ClientCore } from "../src/core/core.ts";
 import { type ClientMessage, type Config, decodeServer, encode, type Sync } from "../src/core/messages.ts";
 import { type Name, nameFromText } from "../src/core/model.ts";
@@ -39,7 +40,7 @@ export class Bench {
   #nonces = 0;
 
   constructor({ state = null, config = CONFIG, dice = 0.5 }: BenchOptions = {}) {
-    this.core = new ClientCore("demo", "phone", { random: () => dice, nonce: () => `nonce-${++this.#nonces}`, state, config });
+    this.core = new ClientCore("demo", "phone", { random: () => dice, nonce: () => `nonce-${++this.#nonces}`, state, config, buckets });
   }
 
   do(actions: Action[]): Action[] {

@@ -11,12 +11,12 @@ import json
 import logging
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
+from roskva.access.answers import Answers, Question
 from roskva.access.identity import Identity
 from roskva.access.patterns import compile_patterns
 from roskva.access.per_settings import PerSettings
@@ -24,11 +24,11 @@ from roskva.access.webhooks import ANSWER_BYTES_MAX, Webhooks
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable
 
-ANSWERS_MAX: Final = 100_000
 OBJECTS_PER_CALL: Final = 1_000
 # Of their names as JSON writes them at its longest: all may be allowed, and an answer has its limit (webhooks.ANSWER_BYTES_MAX).
 NAME_BYTES_PER_CALL: Final = ANSWER_BYTES_MAX // 2
-# However short an answer counts: whoever asked must come to look, or nothing would ever be told and the webhook never rest.
+# However short an answer counts, by itself or by the settings: whoever asked must come to look, or nothing would ever be told, and the
+# webhook never rest.
 ANSWER_S_MIN: Final = 1.0
 
 log = logging.getLogger(__name__)
@@ -41,17 +41,6 @@ class WebhookAnswer(msgspec.Struct, frozen=True):
     expires_s: float | None = None
 
 
-class _Question(NamedTuple):
-    application: str
-    user: str
-    name: str
-
-
-class _Answer(NamedTuple):
-    allowed: bool
-    until_s: float
-
-
 class Authorization:
     """One for a gateway, with the webhooks of its Credentials, or with its own."""
 
@@ -60,9 +49,8 @@ class Authorization:
         self._webhooks = webhooks if webhooks is not None else Webhooks()
         self._clock = clock
         self._patterns = PerSettings(lambda settings: compile_patterns(settings.registrable))
-        self._answers: OrderedDict[_Question, _Answer] = OrderedDict()  # those used longest ago first
-        self._names: dict[str, dict[str, set[str]]] = {}  # of the answers, by application and user: to forget them
-        self._asking: dict[_Question, asyncio.Task[dict[str, bool]]] = {}
+        self._answers = Answers()
+        self._asking: dict[Question, asyncio.Task[dict[str, bool]]] = {}
 
     async def close(self) -> None:
         tasks = set(self._asking.values())
@@ -73,21 +61,13 @@ class Authorization:
         if self._own_webhooks:
             await self._webhooks.close()
 
-    def known(self, application: str, settings: ApplicationSettings, identity: Identity, name: str) -> bool | None:
-        """Whether this user may register for it. None: nobody knows now, ask."""
+    def known(self, application: str, settings: ApplicationSettings, identity: Identity, device: str, name: str) -> bool | None:
+        """Whether this user may register for it with this device. None: nobody knows now, ask."""
         if not self._patterns.of(settings).allow(identity.claims, name):
             return False
         if not settings.authorization_webhook:
             return True
-        question = _Question(application, identity.user, name)
-        answer = self._answers.get(question)
-        if answer is None:
-            return None
-        if self._clock() >= answer.until_s:
-            self._drop(question)
-            return None
-        self._answers.move_to_end(question)
-        return answer.allowed
+        return self._answers.known(Question(application, identity.user, device, name), self._clock())
 
     async def ask(
         self, application: str, settings: ApplicationSettings, identity: Identity, device: str, names: Sequence[str]
@@ -97,10 +77,10 @@ class Authorization:
         shared: dict[str, asyncio.Task[dict[str, bool]]] = {}
         unknown: list[str] = []
         for name in dict.fromkeys(names):
-            known = self.known(application, settings, identity, name)
+            known = self.known(application, settings, identity, device, name)
             if known is not None:
                 answers[name] = known
-            elif (task := self._asking.get(_Question(application, identity.user, name))) is not None:
+            elif (task := self._asking.get(Question(application, identity.user, device, name))) is not None:
                 shared[name] = task
             else:
                 unknown.append(name)
@@ -109,7 +89,7 @@ class Authorization:
             task = asyncio.get_running_loop().create_task(self._call(application, settings, identity.user, device, batch))
             task.add_done_callback(_retrieve)
             for name in batch:
-                shared[name] = self._asking[_Question(application, identity.user, name)] = task
+                shared[name] = self._asking[Question(application, identity.user, device, name)] = task
         if shared:
             await asyncio.wait(set(shared.values()))
         failure: BaseException | None = None
@@ -126,48 +106,27 @@ class Authorization:
 
     def forget(self, application: str, user: str | None = None) -> None:
         """Drop what is known of an application, or of one of its users. Answers that are on their way are not kept either."""
-        users = self._names.get(application, {})
-        for one in [user] if user is not None else list(users):
-            for name in list(users.get(one, ())):
-                self._drop(_Question(application, one, name))
+        self._answers.forget(application, user)
         for question in [asked for asked in self._asking if asked.application == application and user in (None, asked.user)]:
             del self._asking[question]
 
     async def _call(self, application: str, settings: ApplicationSettings, user: str, device: str, names: Sequence[str]) -> dict[str, bool]:
         this = asyncio.current_task()
-        questions = [_Question(application, user, name) for name in names]
+        questions = [Question(application, user, device, name) for name in names]
         try:
             body = {"application": application, "user": user, "device": device, "objects": names}
-            answer = _checked(application, await self._webhooks.post(settings.authorization_webhook, body, settings, application))
-            counts_s = settings.authorization_s
-            if answer.expires_s is not None:
-                counts_s = min(counts_s, max(answer.expires_s, ANSWER_S_MIN))
+            found = await self._webhooks.post(settings.authorization_webhook, body, settings, f"authorization of {application}")
+            answer = _checked(application, found)
+            counts_s = min(settings.authorization_s, math.inf if answer.expires_s is None else answer.expires_s)
             allowed = set(answer.allowed)
             answers = {name: name in allowed for name in names}
-            self._keep([one for one in questions if self._asking.get(one) is this], answers, self._clock() + counts_s)
+            still_asked = [(one, answers[one.name]) for one in questions if self._asking.get(one) is this]
+            self._answers.keep(application, still_asked, self._clock() + max(counts_s, ANSWER_S_MIN))
             return answers
         finally:
             for question in questions:
                 if self._asking.get(question) is this:  # unless it was forgotten, and asked again
                     del self._asking[question]
-
-    def _keep(self, questions: Iterable[_Question], answers: dict[str, bool], until_s: float) -> None:
-        for question in questions:
-            self._answers[question] = _Answer(answers[question.name], until_s)
-            self._answers.move_to_end(question)
-            self._names.setdefault(question.application, {}).setdefault(question.user, set()).add(question.name)
-        while len(self._answers) > ANSWERS_MAX:
-            self._drop(next(iter(self._answers)))
-
-    def _drop(self, question: _Question) -> None:
-        del self._answers[question]
-        users = self._names[question.application]
-        names = users[question.user]
-        names.discard(question.name)
-        if not names:
-            del users[question.user]
-        if not users:
-            del self._names[question.application]
 
 
 def _batches(names: Sequence[str]) -> Iterator[list[str]]:

@@ -1,6 +1,7 @@
 """Who a client's user is: its credential is verified here, or by the application's own service (docs/settings.md, `authentication`).
 
-A user whose access was revoked is refused, whatever his credential says, until he has one that was issued later.
+A user whose access was revoked is refused, whatever his credential says, until he has one that was issued later: by more than the clocks
+may differ.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import msgspec
 from roskva.access.identity import Identity, check_user
 from roskva.access.jwt import CREDENTIAL_BYTES_MAX, JwtVerifier
 from roskva.access.per_settings import PerSettings
-from roskva.access.webhooks import Webhooks
+from roskva.access.webhooks import REFUSALS, Webhooks
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable, CredentialRefused, CredentialRequired, InvalidSetting
 
 ANSWERS_MAX: Final = 10_000
 ANSWER_S_MAX: Final = 60.0
-_REFUSALS: Final = (401, 403)
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,10 @@ class Credentials:
         """Whether the user's access was revoked after this credential was issued."""
         if not settings.revoked_users:
             return False
-        return identity.issued_s < self._revoked.of(settings).get(identity.user, -math.inf)
+        issued_s = identity.issued_s
+        if settings.authentication == "jwt":
+            issued_s -= settings.jwt_leeway_s  # so far may the clock of whoever signs be ahead: it may have been issued before
+        return issued_s < self._revoked.of(settings).get(identity.user, -math.inf)
 
     async def _verifier(self, application: str, settings: ApplicationSettings) -> JwtVerifier:
         before = self._verifiers.get(application)
@@ -119,9 +122,9 @@ class Credentials:
             raise AuthorizationUnavailable("authentication is webhook, and authentication_webhook does not say which.")
         body = {"application": application, "device": device, "credential": credential}
         try:
-            found = await self.webhooks.post(settings.authentication_webhook, body, settings, application)
+            found = await self.webhooks.post(settings.authentication_webhook, body, settings, f"authentication of {application}")
         except AuthorizationUnavailable as error:
-            if error.answered in _REFUSALS:
+            if error.answered in REFUSALS:
                 raise CredentialRefused("The application's own service refused the credential.") from None
             raise
         try:

@@ -33,8 +33,8 @@ class Access:
     def is_revoked(self, settings: ApplicationSettings, identity: Identity) -> bool:
         return self._credentials.is_revoked(settings, identity)
 
-    def known(self, application: str, settings: ApplicationSettings, identity: Identity, name: str) -> bool | None:
-        return self._authorization.known(application, settings, identity, name)
+    def known(self, application: str, settings: ApplicationSettings, identity: Identity, device: str, name: str) -> bool | None:
+        return self._authorization.known(application, settings, identity, device, name)
 
     async def ask(
         self, application: str, settings: ApplicationSettings, identity: Identity, device: str, names: Sequence[str]

@@ -94,7 +94,7 @@ class JwtVerifier:
             raise CredentialExpired
         if begins_s is not None and begins_s > now_s + settings.jwt_leeway_s:
             _refuse("is not valid yet (nbf)")
-        # One of the future would outlast its revocation.
+        # One of the future would outlast its revocation (Credentials.is_revoked reckons with the leeway).
         if issued_s is not None and issued_s > now_s + settings.jwt_leeway_s:
             _refuse("was issued in the future (iat)")
         if settings.jwt_issuer and claims.get("iss") != settings.jwt_issuer:

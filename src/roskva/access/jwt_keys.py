@@ -29,7 +29,7 @@ from roskva.access.webhooks import bounded_answer, new_session, shown_url
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable, InvalidSetting
 
-TRIED_MAX: Final = 16  # keys for one token
+TRIED_MAX: Final = 4  # keys for one token: whoever forges one makes us try them all, at about half a millisecond each
 SECRET_BYTES_MIN: Final = 32
 RSA_BITS_MIN: Final = 2_048
 REFETCH_S: Final = 30.0  # for a key that is not known, at most so often
@@ -70,7 +70,7 @@ def open_keys(settings: ApplicationSettings, clock: Callable[[], float]) -> KeyS
 
 
 def fitting(keys: Sequence[Key], kid: str | None) -> list[Key]:
-    """Those of that name; if there are none, those without a name; for a token that names none, all."""
+    """Those of that name; if there are none, those without a name; for a token that names none, all. The first few of them."""
     if kid is None:
         return list(keys[:TRIED_MAX])
     return [key for key in keys if key.kid == kid][:TRIED_MAX] or [key for key in keys if key.kid is None][:TRIED_MAX]
@@ -218,7 +218,7 @@ def _of_pem(blocks: Sequence[tuple[bytes, bytes]], algorithm: str) -> tuple[Key,
     if algorithm == "HS256":
         raise InvalidSetting("it holds a key in PEM, and HS256 needs a secret: anybody who has the public key could sign.")
     if not blocks or len(blocks) > TRIED_MAX or any(label not in _PUBLIC_PEM for label, _ in blocks):
-        raise InvalidSetting(f"it must hold 1 to {TRIED_MAX} blocks PUBLIC KEY, and nothing that is private.")
+        raise InvalidSetting(f"it must hold 1 to {TRIED_MAX} blocks PUBLIC KEY, and nothing that is private; a JWK set may hold more.")
     keys = []
     for _, block in blocks:
         try:
@@ -263,6 +263,8 @@ def _of_set(found: object, algorithm: str) -> tuple[Key, ...]:
                 keys.append(Key(_kid(member), _checked(_of_jwk(member, algorithm), algorithm)))
             except InvalidSetting as error:
                 log.warning("a key of a JWK set is left out: %s", error.what)
+    if sum(key.kid is None for key in keys) > TRIED_MAX:
+        log.warning("a JWK set has more than %d keys without a kid: further ones are never tried", TRIED_MAX)
     return tuple(keys)
 
 

@@ -79,6 +79,19 @@ class Buckets:
             self._full_at_s.move_to_end(key)
         return wait_s
 
+    def wait_s(self, key: Hashable, now_s: float) -> float:
+        """How long until the key owes nothing; 0: it does not."""
+        full_at_s = self._full_at_s.get(key)
+        return 0.0 if full_at_s is None else max(0.0, full_at_s - now_s - self.burst / self.rate_per_s)
+
+    def spend(self, key: Hashable, now_s: float, count: float) -> None:
+        """Take what was used already, whatever there is: the key may owe."""
+        full_at_s = self._full_at_s.get(key)
+        if full_at_s is None and len(self._full_at_s) >= self._keys_max and not self._made_room(now_s):
+            return  # as many as are kept owe something: this one is let off
+        self._full_at_s[key] = max(now_s, full_at_s or now_s) + count / self.rate_per_s
+        self._full_at_s.move_to_end(key)
+
     def _made_room(self, now_s: float) -> bool:
         """Forget what is full among the first few; the others go to the end, so that all have their turn."""
         for _ in range(min(_LOOKED_AT_PER_CALL, len(self._full_at_s))):

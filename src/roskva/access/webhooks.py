@@ -1,8 +1,9 @@
 """Calls of an application's own service, which says who a credential belongs to, or what a user may register for.
 
-It may be slow, broken or gone, and must take nobody along: calls are bounded in time, in number for each application, and in the size of
-their answers; one that failed five times in a row is left alone for a while. What is wrong with it goes to the log; what clients hear
-names no address. Everything that it is asked may be asked twice.
+It may be slow, broken or gone, and must take nobody along: calls are bounded in time, in number for each application and kind of question,
+and in the size of their answers; one that failed five times in a row is left alone for a while. What a stranger can make it answer is no
+failure: whoever sends nonsense, and gets 400 for it or a redirect to a page for signing in, would shut out everybody. What is wrong with it
+goes to the log; what clients hear names no address. Everything that it is asked may be asked twice.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from roskva.access.files import WatchedFile
 from roskva.config import ApplicationSettings
 from roskva.errors import AuthorizationUnavailable, InvalidSetting
 
-CALLS_MAX: Final = 64  # under way, for one application
+CALLS_MAX: Final = 64  # under way, for one application and kind of question
 WAITING_MAX: Final = 10_000  # for one of those, in all
 ANSWER_BYTES_MAX: Final = 64 << 10
 FAILURES_MAX: Final = 5  # in a row; then there is a pause
 PAUSE_MIN_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
-_KEPT_MAX: Final = 1_000  # urls and files of which something is remembered
 # The service's considered answer: a no, and nothing that is broken.
-_REFUSALS: Final = (401, 403)
+REFUSALS: Final = (401, 403)
+_KEPT_MAX: Final = 1_000  # urls and files of which something is remembered
+# Of the statuses below 500 those that speak of the service, and not of what it was asked: request timeout, too many requests.
+_FAILURES_BELOW_500: Final = (408, 429)
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +66,17 @@ class Webhooks:
             await self._session.close()
             self._session = None
 
-    async def post(self, url: str, body: object, settings: ApplicationSettings, application: str = "") -> Any:
+    async def post(self, url: str, body: object, settings: ApplicationSettings, group: str = "") -> Any:
         """The answer to a question, from JSON to JSON. Raises AuthorizationUnavailable, with the status if there was one.
 
-        Calls are counted by application, or by url where none is given.
+        Calls are counted by group, or by url where none is given: users who are known must not wait until strangers have been asked about.
         """
         self._check(url)
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if settings.webhook_key_file:
             headers["Authorization"] = f"Bearer {self._key(settings.webhook_key_file)}"
         content = msgspec.json.encode(body)
-        async with self._place(application or url, settings.webhook_timeout_s):
+        async with self._place(group or url, settings.webhook_timeout_s):
             with self._judged(url):
                 return await self._call(url, content, headers, settings.webhook_timeout_s)
 
@@ -137,10 +140,10 @@ class Webhooks:
         try:
             yield
         except AuthorizationUnavailable as error:
-            if error.answered in _REFUSALS:
-                self._succeeded(url, breaker)
-            else:
+            if _is_failure(error.answered):
                 self._failed(url, breaker, trying, error)
+            elif trying or error.answered in REFUSALS:
+                self._succeeded(url, breaker)  # it answers, and is left alone no longer
             raise
         else:
             self._succeeded(url, breaker)
@@ -200,6 +203,11 @@ class Webhooks:
             self._session = new_session()
         async with self._session.post(url, data=content, headers=headers, allow_redirects=False) as response:
             return response.status, await bounded_answer(response)
+
+
+def _is_failure(status: int) -> bool:
+    """Whether the service is not well, as far as its status says; 0: it did not answer."""
+    return not status or status >= 500 or status in _FAILURES_BELOW_500
 
 
 def new_session() -> aiohttp.ClientSession:

@@ -16,7 +16,7 @@ from tomlkit.items import Table
 from roskva.access import check_access
 from roskva.access.publish_keys import HASH_PREFIX, hash_of, new_key
 from roskva.cli.editing import IMPLICIT, Unchanged, add_application, application_in, edited
-from roskva.cli.settings import settings_from, sources_of
+from roskva.cli.settings import counts_after_s, settings_from, sources_of
 from roskva.model import check_application
 
 _PREFIX: Final = 12  # hexadecimal digits of a hash that are shown
@@ -128,5 +128,4 @@ def _say(text: str) -> None:
 
 
 def _say_next(arguments: argparse.Namespace, then: str) -> None:
-    reload_s = settings_from(arguments).reload_s
-    _say(f"A service that runs with this file takes it up within {reload_s + 1:g} s. {then}".rstrip())
+    _say(f"A service that runs with this file takes it up within {counts_after_s(settings_from(arguments)):g} s. {then}".rstrip())

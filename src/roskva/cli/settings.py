@@ -39,6 +39,11 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     return sources_of(arguments).load()
 
 
+def counts_after_s(settings: Settings) -> float:
+    """How long after a change of the settings file a running service goes by it, at most: two looks at the file, and what follows."""
+    return 2 * settings.reload_s + 1
+
+
 def as_operator(url: str, arguments: argparse.Namespace) -> dict[str, str]:
     """The header that shows the operators' key to the service there. Without a key the service says what it wants."""
     from roskva.keys import bearer

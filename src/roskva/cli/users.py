@@ -17,7 +17,7 @@ from roskva.cli.drop import agreed
 from roskva.cli.editing import Unchanged, application_in, edited
 from roskva.cli.http import checked_url, post_json
 from roskva.cli.inspect import Asking
-from roskva.cli.settings import as_operator, settings_from, sources_of
+from roskva.cli.settings import as_operator, counts_after_s, settings_from, sources_of
 from roskva.errors import BadRequest
 from roskva.model import check_application
 
@@ -26,7 +26,9 @@ _REQUESTS_MAX: Final = 100_000
 
 
 def revoke(arguments: argparse.Namespace) -> int:
-    """What was issued in this second is revoked, too: credentials tell no more than seconds."""
+    """What was issued in this second is revoked, too: credentials tell no more than seconds. Tokens are signed by another machine, whose
+    clock may be ahead: those that say that they were issued within the leeway from now on do not count either (Credentials.is_revoked).
+    """
     user, file = _user(arguments), sources_of(arguments).file
     since_s = int(time.time()) + 1
     with edited(file) as document:
@@ -35,10 +37,11 @@ def revoke(arguments: argparse.Namespace) -> int:
             raise Unchanged(f"{arguments.application} asks nobody who its users are: there is nothing to revoke.")
         others = [str(one) for one in table.get("revoked_users", []) if str(one).rpartition("@")[0] != user]
         table["revoked_users"] = [*others, f"{user}@{since_s}"]
-    reload_s = settings_from(arguments).reload_s
-    print(
-        f"Credentials of {user} that were issued until now count no more: in {file}, and with a running service within {reload_s + 1:g} s."
-    )
+    settings = settings_from(arguments)
+    after_s, application = counts_after_s(settings), settings.applications[arguments.application]
+    print(f"Credentials of {user} that were issued until now count no more: in {file}, and with a running service within {after_s:g} s.")
+    if application.authentication == "jwt" and application.jwt_leeway_s:
+        print(f"Nor do those that are issued within {application.jwt_leeway_s:g} s from now (jwt_leeway_s): clocks may differ by so much.")
     return 0
 
 

@@ -24,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from roskva.config import Settings
 from roskva.errors import EncodingRefused, InvalidName, MalformedMessage, MessageTooLarge, RoskvaError, Unavailable, UnknownPath
+from roskva.gateway.answering import SERVER
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import PAGE_DEFAULT, Details, Page
 from roskva.gateway.disk import DiskWatch
@@ -87,6 +88,10 @@ async def _named_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return error_response(RoskvaError("The request could not be handled."))
 
 
+async def _without_versions(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = SERVER
+
+
 def _middleware(origins: Origins, metrics: Metrics) -> Middleware:
     """What every request passes first."""
 
@@ -128,6 +133,7 @@ class Routes:
         size_max = max(self.settings.publish_bytes_max, self.settings.message_bytes_max)
         application = web.Application(middlewares=[_middleware(self._origins(), self.metrics)], client_max_size=size_max)
         application.on_response_prepare.append(tell_browser)
+        application.on_response_prepare.append(_without_versions)
         application.add_routes(Polling(self.port, self._body).routes())
         application.add_routes(
             [

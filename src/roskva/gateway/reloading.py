@@ -1,7 +1,9 @@
 """Settings that change while a gateway runs: its file is looked at again and again, and the applications in it count at once.
 
 All else needs a restart, and a log entry says so. A file that cannot be used is logged, and what was in use stays: also one that would let
-anybody do what other machines can reach. Files are looked at off the event loop; what changes, changes on it.
+anybody do what other machines can reach, by the addresses that the process has or by those in the file. A file counts when two looks in a
+row, `reload_s` apart, found the same one: the beginning of one that is being written often is a good file, too, with an application less or
+one that asks nobody. Files are looked at off the event loop; what changes, changes on it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from roskva.access import check_access
 from roskva.config import ApplicationSettings, LiveApplications, Settings, Sources
@@ -37,6 +39,7 @@ class Reloading:
         self._seen: _Signature | None = None  # so the first look reads it once more: it may have changed since the process did
         self._told: tuple[str, ...] = ()  # which settings need a restart
         self._watching: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()  # so that what one look found has been applied when the next ends
 
     def start(self) -> None:
         if self._sources is not None:
@@ -57,10 +60,23 @@ class Reloading:
                 log.exception("the settings could not be looked at; those in use stay")
 
     async def look(self) -> None:
-        """Read the file again if it changed."""
-        found = await asyncio.to_thread(self._changed)
-        if found is None:
-            return
+        """Read the file again if it changed, once it stays as it is."""
+        async with self._looking:
+            found = await self._found()
+            if found is not None:
+                self._apply(found)
+
+    async def _found(self) -> Settings | None:
+        signature = await asyncio.to_thread(self._signature)
+        while signature != self._seen:
+            before = signature
+            await asyncio.sleep(self._settings.reload_s)
+            signature = await asyncio.to_thread(self._signature)
+            if signature == before:
+                return await asyncio.to_thread(self._read, signature)
+        return None
+
+    def _apply(self, found: Settings) -> None:
         self._tell_of_restart(found)
         before = self._applications.now
         if found.applications == before:
@@ -73,10 +89,9 @@ class Reloading:
             except Exception:
                 log.exception("whoever was told that the applications changed failed")
 
-    def _changed(self) -> Settings | None:
+    def _read(self, signature: _Signature | None) -> Settings | None:
         """In a thread. The settings of a file that is new since the last look, if they can be used."""
-        signature = self._signature()
-        if signature == self._seen or self._sources is None:
+        if self._sources is None:
             return None
         self._seen = signature  # before it is read: what changes in between is read once more
         if signature is None:
@@ -84,13 +99,20 @@ class Reloading:
             return None
         try:
             found = self._sources.load()
-            check_exposure(found)
-            for name, application in found.applications.items():
-                check_access(name, application)
+            self._check(found)
         except InvalidSetting as error:
             log.error("the settings in use stay: %s", error)
             return None
-        return found
+        return found if self._signature() == signature else None  # it began to change while it was read
+
+    def _check(self, found: Settings) -> None:
+        """Raises InvalidSetting."""
+        check_exposure(found)  # else it would be refused at the next start
+        # The addresses of the file count after a restart. What its applications open now, they open where the process listens.
+        started = self._settings
+        check_exposure(replace(found, listen=started.listen, internal_listen=started.internal_listen, insecure=started.insecure))
+        for name, application in found.applications.items():
+            check_access(name, application)
 
     def _signature(self) -> _Signature | None:
         if self._sources is None:

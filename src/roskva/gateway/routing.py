@@ -153,9 +153,10 @@ class Router:
         return False
 
     def _dispatch(self, connection: Connection, message: ClientMessage, data: bytes) -> None:
+        if self._admission is not None and (message.init is not None or message.credential):
+            self._admission.handshake(connection)  # before anything that costs more: a credential is verified, too
         if message.init is not None:
-            if self._admission is not None:  # before anything that costs more than this
-                self._admission.handshake(connection)
+            if self._admission is not None:
                 self._admission.name(connection, message.init.application)
             connection.token, connection.claims = "", None
             self._move(connection, self._owner_for_init(message.init.prior))

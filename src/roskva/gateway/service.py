@@ -27,6 +27,7 @@ from roskva.config import LiveApplications, Settings, Sources
 from roskva.errors import RoskvaError
 from roskva.feed import FeedLanes, open_feed
 from roskva.gateway.admission import Admission
+from roskva.gateway.answering import Answering
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import Details
 from roskva.gateway.disk import DiskWatch
@@ -160,12 +161,12 @@ class Gateway:
         memory = MemoryWatch(settings.gateway_memory_bytes_max, self._press, self.registrar.relieve)
         memory.start()
         undo.callback(memory.stop)
-        runner = web.AppRunner(
-            self.routes.application(), access_log=None, keepalive_timeout=HTTP_IDLE_S, shutdown_timeout=_HTTP_STOP_S, auto_decompress=False
-        )
+        runner = web.AppRunner(self.routes.application(), shutdown_timeout=_HTTP_STOP_S)
         await runner.setup()
-        self._http = server = runner.server
+        server = runner.server
         assert server is not None
+        loop = asyncio.get_running_loop()
+        self._http = partial(Answering, server, loop=loop, access_log=None, keepalive_timeout=HTTP_IDLE_S, auto_decompress=False)
         self.port.served_by(server)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)

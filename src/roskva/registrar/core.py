@@ -308,7 +308,7 @@ def sync(row: ClientRow, session: int, operations: Operations, request: Sync, re
             continue
         if buckets is None or bucket_of(name) in buckets:
             desired[object_key(application, row.epoch, name)] = stated
-    for key in list(row.registered()):
+    for key in list(row.registered()) if buckets is None or buckets else ():
         named = buckets is None or bucket_of(name_of(key)) in buckets
         # An object whose last operation came after this sync is left as that operation put it.
         if named and key not in desired and key not in operations.last:

@@ -20,6 +20,7 @@ from roskva.protocol.messages import Config, Grant, Init, ServerMessage, StartAn
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import Created
+from roskva.registrar.large import LargeRows
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
@@ -77,6 +78,7 @@ class Handshakes:
     time_ms: Callable[[], int]
     unguessable: Callable[[int], str]  # text made of so many random bytes
     users: Users
+    large: LargeRows
 
     def mint(self, created: Created) -> ClientId:
         """A new client id, of a partition that this Registrar owns if it owns any, so that no other is needed.
@@ -161,7 +163,9 @@ class Handshakes:
         except TokenInvalid:
             return None
         async with self.orders.turn(prior.client):
+            self.large.check(prior.client)
             row = await self.rows.get(prior.client, fresh=True)
+            self.large.did(prior.client, row.size)
             if not core.may_keep_id(row, prior, created, self.settings.data_center, await self._incarnation(prior.client)):
                 return None
             return await self._write(row, created)
@@ -202,7 +206,9 @@ class Handshakes:
             return None
         partition = client_partition(claims.client, self.settings.partitions)
         self.incarnations.setdefault(partition, incarnation)
+        self.large.check(claims.client)
         row = await self.rows.get(claims.client, fresh=True)
+        self.large.did(claims.client, row.size)
         before, settings = settings, self.settings.applications.get(claims.application)
         if settings is None or (settings is not before and not self.users.still_good(settings, identity)):
             # They changed while this waited: whoever was told of that did not know of this session yet.

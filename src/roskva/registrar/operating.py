@@ -73,8 +73,10 @@ class Operating:
                 decision = core.operate(row, session.number, session.operations, allowed.register, allowed.unregister, limit)
                 await self._carry_out(session, row, decision)
             if allowed.sync is not None:
+                self.registrar.large.check(session.client)
                 row = await self.registrar.rows.get(session.client)
                 decision = core.sync(row, session.number, session.operations, allowed.sync, limit)
+                self.registrar.large.did(session.client, row.digest.count)
                 await self._carry_out(session, row, decision, answer=True)
 
     async def _carry_out(self, session: Session, row: ClientRow, decision: core.Decision, answer: bool = False) -> None:

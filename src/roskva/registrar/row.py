@@ -125,6 +125,11 @@ class ClientRow:
         return not any(cell.value is not None for cell in self._cells.values())
 
     @property
+    def size(self) -> int:
+        """Cells, whatever they say."""
+        return len(self._cells)
+
+    @property
     def pending_count(self) -> int:
         return len(self._pending)
 

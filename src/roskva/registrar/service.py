@@ -26,6 +26,7 @@ from roskva.registrar.collection import Collection
 from roskva.registrar.delivery import Delivery
 from roskva.registrar.fast import FastPath
 from roskva.registrar.handshakes import Granting, Handshakes
+from roskva.registrar.large import LargeRows
 from roskva.registrar.members import MemberView
 from roskva.registrar.operating import Operating
 from roskva.registrar.recovery import Recovery
@@ -91,7 +92,8 @@ class Registrar:
         self.unsettled_told: dict[Session, None] = {}
         self._rereading: set[Session] = set()
         self.rounds = Rounds(self, settings, table, clock, tick_s)
-        self.users = Users(access, self, self.counters, wall_clock, self.rows.get)
+        self.users = Users(access, self, self.counters, clock, wall_clock, self.rows.get)
+        self.large = LargeRows(clock)
         self.handshakes = Handshakes(
             settings,
             table,
@@ -106,6 +108,7 @@ class Registrar:
             self._time_ms,
             unguessable,
             self.users,
+            self.large,
         )
         self.recovery = Recovery(settings, table, member, clock, self.counters)
         self.telling = Telling(table, feed, self.rows, self._orders, self.recovery, self.counters)
@@ -291,7 +294,7 @@ class Registrar:
         """A session that was just admitted for its user's credential: it may have registered for more than that one allows."""
         if message.credential:
             self.speak(session, credential=self.users.good(session.identity))
-        self.spawn(self.users.check(session))
+        self.users.check_soon(session)
         self._act(session, message)
 
     def _welcome(self, channel: Channel, session: Session, row: ClientRow) -> Session:

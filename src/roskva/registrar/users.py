@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from roskva.access.identity import Identity
+from roskva.access.limits import Buckets
 from roskva.config import ApplicationSettings
 from roskva.errors import (
     BadRequest,
@@ -23,6 +24,7 @@ from roskva.errors import (
     CredentialRefused,
     CredentialRequired,
     NotAuthorized,
+    RateLimited,
     RoskvaError,
     TokenElsewhere,
     TokenInvalid,
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 # What a client can mend by sending another credential.
 WANTED: Final = (CredentialRequired, CredentialRefused, CredentialExpired)
 _ANYBODY: Final = Identity(user="", claims={}, issued_s=0.0, until_s=math.inf)
+_OF_THE_CREDENTIAL: Final = frozenset({"exp", "iat", "nbf", "jti"})
+RENEWALS_PER_S: Final = 0.5  # of one client: each is verified, or asked for
+RENEWALS_AT_ONCE: Final = 10.0
 _WANT_AGAIN_S: Final = 10.0
 _ASK_AGAIN_MIN_S: Final = 1.0
 _ASK_AGAIN_MAX_S: Final = 30.0
@@ -50,7 +55,7 @@ class Access(Protocol):
 
     async def identify(self, application: str, settings: ApplicationSettings, device: str, credential: str) -> Identity: ...
     def is_revoked(self, settings: ApplicationSettings, identity: Identity) -> bool: ...
-    def known(self, application: str, settings: ApplicationSettings, identity: Identity, name: str) -> bool | None: ...
+    def known(self, application: str, settings: ApplicationSettings, identity: Identity, device: str, name: str) -> bool | None: ...
     async def ask(
         self, application: str, settings: ApplicationSettings, identity: Identity, device: str, names: Sequence[str]
     ) -> dict[str, bool]: ...
@@ -85,15 +90,19 @@ class Users:
         access: Access | None,
         desk: Desk,
         counters: Counters,
+        clock: Callable[[], float],
         wall_clock: Callable[[], float],
         row_of: Callable[[ClientId], Awaitable[ClientRow]],
     ) -> None:
         self._access = access
         self._desk = desk
         self._counters = counters
+        self._clock = clock
         self._wall_clock = wall_clock
+        self._renewals = Buckets(RENEWALS_PER_S, RENEWALS_AT_ONCE)
         self._row_of = row_of
         self._doubted: dict[Session, dict[ObjectKey, None]] = {}  # what must be asked before it is told
+        self._checking: dict[Session, bool] = {}  # whose registrations are being looked at; true: once more
         self._wanted_s: dict[Session, float] = {}  # when a session was last told that its credential has expired
 
     @property
@@ -135,7 +144,7 @@ class Users:
         if not self.is_current(identity):
             self._want(session)
             return False
-        if self.access.known(session.application, session.settings, identity, _text(key)):
+        if self.access.known(session.application, session.settings, identity, session.device, _text(key)):
             return True
         self._doubt(session, [key])
         return False
@@ -209,6 +218,9 @@ class Users:
 
     async def renew(self, session: Session, credential: str) -> bool:
         """Another credential of a living session: registrations stay, as far as it allows them. False: it is of somebody else."""
+        wait_s = self._renewals.take(session.client, self._clock())
+        if wait_s > 0:
+            raise RateLimited("renewals of a credential", wait_s)
         identity = await self.identify(session.application, session.settings, session.device, credential)
         before = session.identity
         if identity is None or before is None:
@@ -219,9 +231,26 @@ class Users:
         session.identity = identity
         self._wanted_s.pop(session, None)
         self._desk.speak(session, credential=self.good(identity))
-        if identity.claims != before.claims:
-            self._desk.spawn(self.check(session))
+        if _rights(identity) != _rights(before):
+            self.check_soon(session)
         return True
+
+    def check_soon(self, session: Session) -> None:
+        """One check of a session at a time, and one more if anything changes meanwhile."""
+        if session in self._checking:
+            self._checking[session] = True
+        else:
+            self._checking[session] = False
+            self._desk.spawn(self._check_until_done(session))
+
+    async def _check_until_done(self, session: Session) -> None:
+        try:
+            await self.check(session)
+            while self._checking[session]:
+                self._checking[session] = False
+                await self.check(session)
+        finally:
+            del self._checking[session]
 
     async def check(self, session: Session) -> None:
         """End the registrations that the patterns and claims of now do not allow. What only a webhook knows is asked when it is due."""
@@ -235,7 +264,7 @@ class Users:
             return
         refused: list[ObjectKey] = []
         for turn, key in enumerate(list(row.registered()), 1):
-            if self.access.known(session.application, session.settings, identity, _text(key)) is False:
+            if self.access.known(session.application, session.settings, identity, session.device, _text(key)) is False:
                 refused.append(key)
             if turn % _CHECKED_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -253,7 +282,7 @@ class Users:
             if session.application not in changed:
                 continue
             settings = after.get(session.application)
-            if settings is None or asks_nothing(settings) != (session.identity is None):
+            if settings is None or asks_nothing(settings) != (session.identity is None) or _asks(settings) == _is_anybody(session.identity):
                 self._desk.dismiss(session, TokenElsewhere.code, keep=settings is not None)
                 continue
             rules_changed = settings.registrable != session.settings.registrable
@@ -274,6 +303,19 @@ class Users:
     def left(self, session: Session) -> None:
         """The session ended."""
         self._wanted_s.pop(session, None)
+
+
+def _asks(settings: ApplicationSettings) -> bool:
+    return settings.authentication != "none"
+
+
+def _is_anybody(identity: Identity | None) -> bool:
+    return identity is None or identity is _ANYBODY
+
+
+def _rights(identity: Identity) -> dict[str, Any]:
+    """The claims that may allow something: not those that differ in every credential."""
+    return {name: value for name, value in identity.claims.items() if name not in _OF_THE_CREDENTIAL}
 
 
 def _text(key: ObjectKey) -> str:

@@ -31,6 +31,7 @@
  */
 
 import type { Action, Notification, Send } from "./actions.ts";
+import type { Buckets } from "./buckets.ts";
 import type { Credential } from "./credential.ts";
 import { Desired } from "./desired.ts";
 import { ClientStopped, FORGOTTEN, InvalidName, RoskvaError } from "./errors.ts";
@@ -60,6 +61,8 @@ export interface CoreOptions {
   readonly library?: string;
   /** Who the user is. It may be given later, too. */
   readonly credential?: Credential | null;
+  /** To state more than 256 registrations. They may be given later, too: until then such a statement is as good as lost. */
+  readonly buckets?: Buckets | null;
 }
 
 /** One run of one client. */
@@ -96,7 +99,7 @@ export class ClientCore {
   #forgetTries = 0;
 
   constructor(application: string, device: string, options: CoreOptions) {
-    const { random, nonce, state = null, config = {}, library = "", credential = null } = options;
+    const { random, nonce, state = null, config = {}, library = "", credential = null, buckets = null } = options;
     this.config = withinReason({ ...messages.DEFAULTS, ...config });
     this.#outbox = new Outbox(this.desired, this.#operations, random);
     const { prior, ignored } = priorToken(state, checkApplication(application), checkDevice(device));
@@ -105,6 +108,11 @@ export class ClientCore {
     this.#random = random;
     this.#library = library;
     this.credential = credential;
+    this.buckets = buckets;
+  }
+
+  set buckets(buckets: Buckets | null) {
+    this.#outbox.buckets = buckets;
   }
 
   get credential(): Credential | null {
@@ -506,7 +514,8 @@ export class ClientCore {
         for (const name of this.desired.unconfirmed) this.#changed(name, this.desired.has(name));
         this.desired.unconfirmed.clear();
       } else if (!quiet && nowS >= this.#syncing.notBeforeS) {
-        this.#do(this.#outbox.sync(nowS, this.config, this.#syncing));
+        const sync = this.#outbox.sync(nowS, this.config, this.#syncing);
+        if (sync) this.#do(sync);
       }
     }
     if (!quiet && nowS >= this.#forgetAtS()) {

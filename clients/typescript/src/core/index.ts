@@ -3,6 +3,7 @@
  */
 
 export type { Action, Notification } from "./actions.ts";
+export { buckets } from "./buckets.ts";
 export { Credential } from "./credential.ts";
 export { ClientCore, type CoreOptions } from "./core.ts";
 export * from "./errors.ts";

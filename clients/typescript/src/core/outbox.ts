@@ -6,12 +6,13 @@
  */
 
 import type { Send } from "./actions.ts";
+import type { Buckets } from "./buckets.ts";
 import type { Credential } from "./credential.ts";
 import type { Desired } from "./desired.ts";
 import { objectsPerMessage, pauseS } from "./limits.ts";
 import type { Ack, ClientMessage, Config, Register, Unregister } from "./messages.ts";
 import type { Operations } from "./operations.ts";
-import { bucketStatements, statement, type Syncing } from "./syncing.ts";
+import { statement, type Syncing } from "./syncing.ts";
 
 /** What a message may hold besides token and summary. */
 type Content = Pick<ClientMessage, "register" | "unregister" | "acks" | "sync" | "forget">;
@@ -20,6 +21,7 @@ export class Outbox {
   mustSpeak = false; // a token takes effect with the first message that uses it
   heartbeatDueS = -Infinity;
   credential: Credential | null = null; // who the user is, if there is one
+  buckets: Buckets | null = null;
   readonly #desired: Desired;
   readonly #operations: Operations;
   readonly #random: () => number;
@@ -61,15 +63,17 @@ export class Outbox {
     return Object.keys(content).length ? this.message(nowS, config, content) : null;
   }
 
-  sync(nowS: number, config: Config, syncing: Syncing): Send {
-    const sync = statement(this.#desired, this.#nextOp++, this.#objectsMax(config));
+  /** Null: there is nothing that could be said. It counts all the same, as if it were lost. */
+  sync(nowS: number, config: Config, syncing: Syncing): Send | null {
+    const op = this.#nextOp++;
+    const sync = statement(this.#desired, op, this.#objectsMax(config), this.buckets);
     const pause = pauseS(config, syncing.attempts, this.#random());
-    syncing.sent(nowS, sync.op, pause, "summaries" in sync);
-    return this.message(nowS, config, { sync });
+    syncing.sent(nowS, op, pause, !!sync && "summaries" in sync);
+    return sync && this.message(nowS, config, { sync });
   }
 
   syncBuckets(nowS: number, config: Config, buckets: readonly number[]): Send[] {
-    const statements = bucketStatements(this.#desired, buckets, this.#nextOp, this.#objectsMax(config));
+    const statements = this.buckets?.statements(this.#desired, buckets, this.#nextOp, this.#objectsMax(config)) ?? [];
     this.#nextOp += statements.length;
     return statements.map((sync) => this.message(nowS, config, { sync }));
   }

@@ -1,25 +1,19 @@
 /**
- * Summaries of registrations: an incremental set digest, and its buckets (Thialfi 4.1.3, Registration Sync Protocol). Pure.
+ * Summaries of registrations: an incremental set digest (Thialfi 4.1.3, Registration Sync Protocol). Pure.
  *
  * The digest of a set is the sum modulo 2^128 of the first 16 bytes of SHA-256 of each object's name: a change costs one addition, whatever
- * the size of the set. A bucket holds the names whose hash begins with that byte.
+ * the size of the set.
  */
 
-import type { BucketSummary, Summary } from "./messages.ts";
+import type { Summary } from "./messages.ts";
 import { bytesOf, type Name } from "./model.ts";
-import { BUCKETS, DIGEST_BITS } from "./settings.ts";
+import { DIGEST_BITS } from "./settings.ts";
 import { sha256 } from "./sha256.ts";
 
 
 export function hashOf(name: Name): bigint {
   return sha256(bytesOf(name)).slice(0, DIGEST_BITS / 32).reduce((sum, word) => (sum << 32n) | BigInt(word >>> 0), 0n);
 }
-
-export function bucketOf(name: Name): number {
-  return bucketOfHash(hashOf(name));
-}
-
-const bucketOfHash = (hash: bigint): number => Number(hash >> BigInt(DIGEST_BITS - 8));
 
 /** Count and digest of a set of names. The caller adds only what is absent and removes only what is present. */
 export class SetDigest {
@@ -47,14 +41,4 @@ export class SetDigest {
   matches(summary: Summary): boolean {
     return this.#count === summary.count && this.summary().digest === summary.digest;
   }
-}
-
-/** The summaries of the buckets that are not empty, in order. */
-export function bucketSummaries(names: Iterable<Name>): BucketSummary[] {
-  const digests = Array.from({ length: BUCKETS }, () => new SetDigest());
-  for (const name of names) {
-    const hash = hashOf(name); // once: it is what takes time here
-    digests[bucketOfHash(hash)]?.add(name, hash);
-  }
-  return digests.map((digest, bucket) => ({ bucket, ...digest.summary() })).filter(({ count }) => count);
 }

@@ -3,15 +3,14 @@
  *
  * The client decides: it states its registrations when the summaries differ and nothing is in flight, with a pause that doubles from one
  * attempt to the next until they agree. A server's request is a hint, obeyed at most once a minute. Up to FULL_SYNC_MAX registrations are
- * stated in one message; above that the summaries of the buckets go first, and then, when the server has named those that differ, what
- * they hold. A statement is authoritative for the buckets that it names, so no bucket is split over two messages.
+ * stated in one message; above that by buckets (buckets.ts).
  */
 
+import type { Buckets } from "./buckets.ts";
 import type { Desired } from "./desired.ts";
 import type { Sync, SyncObject } from "./messages.ts";
 import type { Name } from "./model.ts";
 import { FULL_SYNC_MAX, HINT_INTERVAL_S } from "./settings.ts";
-import { bucketOf, bucketSummaries } from "./summaries.ts";
 
 
 /** The one attempt that may be in flight. `notBeforeS` is when it is repeated, or when the next may begin. */
@@ -53,31 +52,10 @@ export class Syncing {
   }
 }
 
-/** All registrations if they are few, else the summaries of their buckets. */
-export function statement(desired: Desired, op: number, objectsMax: number): Sync {
-  if (desired.size > Math.min(FULL_SYNC_MAX, objectsMax)) return { op, summaries: bucketSummaries(desired.keys()) };
-  return { op, objects: [...desired.keys()].map(stating(desired)) };
+/** All registrations if they are few, else the summaries of their buckets; null: they are too many for who knows nothing of buckets. */
+export function statement(desired: Desired, op: number, objectsMax: number, buckets: Buckets | null): Sync | null {
+  if (desired.size <= Math.min(FULL_SYNC_MAX, objectsMax)) return { op, objects: [...desired.keys()].map(stating(desired)) };
+  return buckets && { op, summaries: buckets.summaries(desired.keys()) };
 }
 
-const stating = (desired: Desired) => (object: Name): SyncObject => ({ object, ...desired.stated(object) });
-
-/**
- * What the named buckets hold, whole buckets together up to `objectsMax` objects a message.
- *
- * A single bucket above the limit goes alone: with 100,000 registrations a bucket holds about 390 objects, limits are 1,000.
- */
-export function bucketStatements(desired: Desired, buckets: readonly number[], firstOp: number, objectsMax: number): Sync[] {
-  const members = new Map<number, Name[]>(); // an empty one is an answer too: the server has something there that we do not wish for
-  for (const bucket of [...buckets].sort((one, other) => one - other)) members.set(bucket, []);
-  for (const name of desired.keys()) members.get(bucketOf(name))?.push(name);
-  const statements: { op: number; objects: SyncObject[]; buckets: number[] }[] = [];
-  for (const [bucket, names] of members) {
-    let last = statements.at(-1);
-    if (!last || last.objects.length + names.length > objectsMax) {
-      statements.push((last = { op: firstOp + statements.length, objects: [], buckets: [] }));
-    }
-    last.objects.push(...names.map(stating(desired)));
-    last.buckets.push(bucket);
-  }
-  return statements;
-}
+export const stating = (desired: Desired) => (object: Name): SyncObject => ({ object, ...desired.stated(object) });

@@ -14,9 +14,10 @@ import type { Name } from "../core/model.ts";
 import type { Notification } from "../registrations.ts";
 import type { SessionOptions } from "../session.ts";
 import type { Source, Told } from "../source.ts";
-import { ClientStopped, FORGOTTEN, onWake, Session, unguessable } from "../together.ts";
+import { ClientStopped, FORGOTTEN, Session, unguessable } from "../together.ts";
 import { Hub, type HubAction } from "./hub.ts";
 import { type FromLeader, type FromTab, scopeOf, type Standing } from "./messages.ts";
+import { onWake } from "../wake.ts";
 import { Tab, type TabAction } from "./tab.ts";
 
 const FIRST_WORD_S = 1; // how long a start waits to hear of a leader

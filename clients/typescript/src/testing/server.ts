@@ -8,7 +8,8 @@
 import { type Ack, type ClientMessage, type Config, DEFAULTS, type Init } from "../core/messages.ts";
 import type { Register, Sync, SyncObject } from "../core/messages.ts";
 import { type Name, nameFromText } from "../core/model.ts";
-import { bucketOf, bucketSummaries, SetDigest } from "../core/summaries.ts";
+import { bucketOf, bucketSummaries } from "../core/buckets.ts";
+import { SetDigest } from "../core/summaries.ts";
 
 const SETTLED_AFTER_S = 0.5;
 const HINT_S = 60;

@@ -11,12 +11,13 @@ import type { Config } from "../core/messages.ts";
 import { checkApplication, checkVersion, nameFromText } from "../core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "../errors.ts";
 import { Session } from "../session.ts";
+import * as later from "../later.ts";
 import type { Change, Publisher } from "../publisher.ts";
 import { MemoryState } from "../stores/memory.ts";
 import { HandClock } from "./clock.ts";
 import { type Hearer, Server } from "./server.ts";
 
-void Session; // loaded here, and not when the first client starts: the clock counts turns of the event loop
+void [Session, later]; // loaded here, and not when the first client starts: the clock counts turns of the event loop
 
 export interface ServiceOptions {
   /** Which part of the messages is lost, in either direction: 0 to 1. May be set at any time. */
