@@ -158,8 +158,9 @@ class Router:
         if message.init is not None:
             if self._admission is not None:
                 self._admission.name(connection, message.init.application)
-            connection.token, connection.claims = "", None
-            self._move(connection, self._owner_for_init(message.init.prior))
+            if connection.claims is None or connection.owner is None:
+                self._move(connection, self._owner_for_init(message.init.prior))
+            # Else a session may live here, and lives until the next one speaks: its owner answers, and knows a late repeat.
         elif message.token != connection.token or connection.claims is None:
             try:
                 claims = self._verify(message.token)
@@ -171,7 +172,7 @@ class Router:
             self._move(connection, self._owner_of(claims.client))
             connection.token, connection.claims = message.token, claims
         if connection.owner == self._member:
-            self._registrar.receive(connection, message, connection.claims)
+            self._registrar.receive(connection, message, None if message.init is not None else connection.claims)
         elif connection.owner is not None and self._wires.send(connection.owner, Forward(connection.number, data)):
             self._metrics.messages_forwarded += 1
         else:

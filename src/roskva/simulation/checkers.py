@@ -115,9 +115,16 @@ class OnlyPublished(Checker):
 class SourceLeftOut(Checker):
     """The source of a change is not notified of it, while nothing goes wrong: no faults, one publish of an object at a time."""
 
+    def __init__(self) -> None:
+        self._yielded: set[tuple[str, bytes, int]] = set()  # by registrations: shown again if the application fails on them
+
     def notified(self, application: Application, notification: Notification) -> None:
         world, name, version = application.world, notification.name, notification.version
-        if world.knobs.faults or version is None or not world.settled_since_registration(application, name):
+        if world.knobs.faults or version is None:
+            return
+        if not world.settled_since_registration(application, name):
+            self._yielded.add((application.device, name, version))
+        if (application.device, name, version) in self._yielded:
             return
         serial = world.history.serial_of(name, notification.epoch, version)
         if serial is not None and world.truth[name].sources[serial] == {application.device}:
