@@ -107,6 +107,7 @@ class Gateway:
         undo.callback(self.links.stop)
         self.router = Router(settings, keys.keyring, self.registrar, self.view, self.member_id, self.links, metrics, admission)
         self.links.router = self.router
+        self.reloading.observers.append(lambda before, after: admission.origins.end_unlisted(list(self.router.connections.values())))
         undo.callback(self.router.stop)
         undo.push_async_callback(self.registrar.stop)
         await self.registrar.start()
@@ -165,8 +166,7 @@ class Gateway:
         await runner.setup()
         server = runner.server
         assert server is not None
-        loop = asyncio.get_running_loop()
-        self._http = partial(Answering, server, loop=loop, access_log=None, keepalive_timeout=HTTP_IDLE_S, auto_decompress=False)
+        self._http = partial(Answering, server, HTTP_IDLE_S)
         self.port.served_by(server)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)
