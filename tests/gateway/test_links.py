@@ -10,8 +10,10 @@ import json
 from typing import Any
 
 import aiohttp
+import pytest
 
 from roskva.address import address_of, bound_socket, host_and_port
+from roskva.config import ApplicationSettings
 from roskva.gateway.frames import FrameConnection
 from roskva.gateway.service import Gateway
 from roskva.keys import load_keys
@@ -20,6 +22,7 @@ from roskva.model import (
     OUTCOME_UPDATE,
     OUTCOME_VERSION,
     SETTLED,
+    UNAVAILABLE,
     ClientId,
     Propagation,
     client_partition,
@@ -31,6 +34,7 @@ from roskva.pipeline.link import Link
 from roskva.protocol.internal import Announce, Challenge, Frame, Probe, Probed, Propagate, Propagated, Prove, proof
 from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, member_cell
+from roskva.registrar.service import Registrar
 from tests.gateway.conftest import Start
 from tests.gateway.talking import channel_url, handshake, hear, hear_until, say
 
@@ -308,3 +312,17 @@ async def test_a_forwarded_message_whose_token_this_gateway_cannot_verify_starts
 
     gateway.router.forwarded(Remote(), json.dumps({"token": "of-a-newer-key", "acks": []}).encode())
     assert [json.loads(data)["start_anew"]["code"] for data in sent] == ["token-invalid"]
+
+
+async def test_a_tuple_that_cannot_be_judged_is_logged_without_the_name_of_its_object(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(registrar: Registrar, propagations: list[Propagation]) -> list[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Registrar, "propagate", fail)
+    gateway = await start(applications={"demo": ApplicationSettings(private_names=True)})
+    told = Propagation(ClientId("somebody"), object_key("demo", 0, b"a-private-name"), 7, OUTCOME_UPDATE, 1)
+    assert await propagate(gateway, [told]) == [UNAVAILABLE]
+    assert "could not be judged: client somebody, registration 7" in caplog.text
+    assert "private-name" not in caplog.text

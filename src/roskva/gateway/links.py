@@ -180,7 +180,8 @@ class InternalPort:
         try:
             return (await self._propagate([told]))[0]
         except Exception:
-            log.exception("a tuple of the pipeline could not be judged: %s", told)
+            # Not the object: its name may be private.
+            log.exception("a tuple of the pipeline could not be judged: client %s, registration %d", told.client, told.seqno)
             return UNAVAILABLE  # the caller writes in our stead when it has heard this often enough
 
 
