@@ -55,7 +55,7 @@ def test_users_and_publish_keys(tmp_path: Path) -> None:
 
     shown = [credential(Ed25519PrivateKey.generate(), 3600), credential(signing, 25), credential(signing, 3600)]
     try:
-        program = [NODE, PACKAGE / "test" / "real-users.ts", service.url, key, *shown]
+        program = [str(NODE), str(PACKAGE / "test" / "real-users.ts"), service.url, key, *shown]
         done = subprocess.run(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     finally:
         service.stop()
