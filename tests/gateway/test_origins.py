@@ -47,7 +47,10 @@ async def test_a_websocket_of_a_listed_page_speaks_only_with_the_application_tha
             assert (error["code"], error.get("transient", False)) == ("origin-refused", False)
         assert gateway.metrics.origins_refused == 2
         await say(page, init={"nonce": "n", "application": "shop", "device": "d"})
-        assert (await hear_until(page, "grant"))["grant"]["nonce"] == "n"
+        grant = (await hear_until(page, "grant"))["grant"]
+        assert grant["nonce"] == "n"
+        await say(page, token=grant["token"])
+        await hear_until(page, "summary")
         assert connection.party.application == "shop"
 
 

@@ -206,22 +206,25 @@ class Routes:
         may = self._may_publish(request)
         return json_response(await self.commands.invalidate(await self._body(request, self.settings.publish_bytes_max), may))
 
-    async def _body(self, request: web.Request, limit: int) -> bytes:
+    async def _body(self, request: web.Request, limit: int, arrived: Callable[[int], None] | None = None) -> bytes:
+        """`arrived` is told how much is there of one that comes in pieces."""
         if request.content_length is not None and request.content_length > limit:
             raise MessageTooLarge(request.content_length, limit)
+        body = bytearray()
         try:
             if request.content.is_eof():  # all of it is here already, as usual: no timer
-                body = await request.read()
+                body += await request.content.read()
             else:
                 async with asyncio.timeout(BODY_S):
-                    body = await request.read()
-        except web.HTTPRequestEntityTooLarge:  # sent in chunks, so its size is not known
-            raise MessageTooLarge(limit + 1, limit) from None
+                    while len(body) <= limit and (piece := await request.content.readany()):
+                        body += piece
+                        if arrived is not None:
+                            arrived(len(body))
         except TimeoutError:
             raise MalformedMessage(f"The request's body did not arrive within {BODY_S:g} s.") from None
-        if len(body) > limit:
+        if len(body) > limit:  # perhaps sent in chunks, so its size is not known
             raise MessageTooLarge(len(body), limit)
-        return body
+        return bytes(body)
 
     async def object(self, request: web.Request) -> web.StreamResponse:
         may = self._may_publish(request)

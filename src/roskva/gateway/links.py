@@ -34,9 +34,11 @@ from roskva.protocol.internal import (
     Propagate,
     Propagated,
     Prove,
+    SessionNoted,
     proof,
 )
 from roskva.registrar.members import Member
+from roskva.registrar.sessions import Session
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ PropagateCall = Callable[[list[Propagation]], Awaitable[list[int]]]
 class RemoteChannel:
     """A client's connection at another gateway, as the Registrar here sees it."""
 
-    __slots__ = ("_caller", "_metrics", "_number", "claims", "session", "token")
+    __slots__ = ("_caller", "_metrics", "_note", "_number", "claims", "token")
 
     def __init__(self, caller: FrameConnection, number: int, metrics: Metrics) -> None:
         self._caller = caller
@@ -65,7 +67,20 @@ class RemoteChannel:
         self._metrics = metrics
         self.token = ""
         self.claims: Claims | None = None
-        self.session: object | None = None
+        self._note: object | None = None
+
+    @property
+    def session(self) -> object | None:
+        return self._note
+
+    @session.setter
+    def session(self, note: object | None) -> None:
+        """The gateway of the connection counts by it (gateway/admission.py), and closes those without a session."""
+        before, self._note = self._note, note
+        if isinstance(note, Session):
+            self._caller.send(SessionNoted(self._number, note.application))
+        elif isinstance(before, Session):
+            self._caller.send(SessionNoted(self._number, ""))
 
     def send(self, data: bytes) -> None:
         if not self._caller.send(Deliver(self._number, data), may_be_lost=True):
@@ -240,6 +255,8 @@ class Link:
             self._links.link_up(self.member.id)
         elif isinstance(frame, Deliver):
             self._links.router.deliver(frame.connection, frame.data)
+        elif isinstance(frame, SessionNoted):
+            self._links.router.session_noted(frame.connection, frame.application)
         elif isinstance(frame, Disconnect):
             self._links.router.disconnect(frame.connection, frame.code)
         else:

@@ -77,7 +77,14 @@ class Disconnect(Struct, frozen=True, array_like=True, tag=10):
     code: str
 
 
-Frame = Challenge | Prove | Propagate | Propagated | Probe | Probed | Forward | Announce | Closed | Deliver | Disconnect
+class SessionNoted(Struct, frozen=True, array_like=True, tag=11):
+    """From the owner: a session of this application speaks over the connection; "": none any more."""
+
+    connection: int
+    application: str
+
+
+Frame = Challenge | Prove | Propagate | Propagated | Probe | Probed | Forward | Announce | Closed | Deliver | Disconnect | SessionNoted
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
