@@ -113,7 +113,9 @@ class SimulatedGateway:
         self._publishing = Publishing(settings, feed, epochs.of, self.metrics)
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
-        self._commands = Commands(settings, feed, epochs.of, stores.raise_epoch, lambda application: stores.epochs.get(application, 0))
+        self._commands = Commands(
+            settings, feed, epochs.of, stores.raise_epoch, lambda application: stores.epochs.get(application, 0), process.clock
+        )
         process.at_death(self._break_connections)
 
     def start(self) -> None:
