@@ -15,6 +15,7 @@ import pytest
 from roskva.address import address_of, bound_socket, host_and_port
 from roskva.config import ApplicationSettings
 from roskva.gateway.frames import FrameConnection
+from roskva.gateway.links import Links
 from roskva.gateway.service import Gateway
 from roskva.keys import load_keys
 from roskva.model import (
@@ -30,8 +31,22 @@ from roskva.model import (
     rendezvous,
     seqno_of,
 )
-from roskva.pipeline.link import Link
-from roskva.protocol.internal import Announce, Challenge, Frame, Probe, Probed, Propagate, Propagated, Prove, proof
+from roskva.pipeline.link import Link, LinkBroken
+from roskva.protocol.internal import (
+    NONCE_BYTES,
+    Announce,
+    Challenge,
+    Forward,
+    Frame,
+    Hello,
+    Probe,
+    Probed,
+    Propagate,
+    Propagated,
+    Prove,
+    callee_proof,
+    caller_proof,
+)
 from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, member_cell
 from roskva.registrar.service import Registrar
@@ -72,7 +87,7 @@ async def propagate(gateway: Gateway, propagations: list[Propagation]) -> list[i
     def call() -> list[int]:
         import time
 
-        link = Link(gateway.membership.member.internal, load_keys(gateway.settings.data).internal, 5.0)
+        link = Link(gateway.membership.member, load_keys(gateway.settings.data).internal, 5.0)
         try:
             link.send(Propagate(1, propagations), time.monotonic() + 5)
             answer = link.receive(time.monotonic() + 5)
@@ -259,21 +274,94 @@ async def raw_caller(gateway: Gateway) -> tuple[FrameConnection, asyncio.Queue[F
 
 async def test_internal_port_wants_proof(start: Start) -> None:
     gateway = await start()
-    for wrong in (Prove(b"wrong", ""), Probe(1), Announce(1, "token")):
-        caller, frames = await raw_caller(gateway)
-        async with asyncio.timeout(5):
-            challenge = await frames.get()
-            assert isinstance(challenge, Challenge)
-            caller.send(wrong)
-            assert await frames.get() is None  # closed
+    key = load_keys(gateway.settings.data).internal
+    hello = Hello(b"n" * NONCE_BYTES, "caller", gateway.member_id)
+    for begun in (False, True):
+        for wrong in (Prove(b"wrong"), Probe(1), Announce(1, "token"), hello if begun else Prove(caller_proof(key, hello, b""))):
+            caller, frames = await raw_caller(gateway)
+            async with asyncio.timeout(5):
+                if begun:
+                    caller.send(hello)
+                    assert isinstance(await frames.get(), Challenge)
+                caller.send(wrong)
+                assert await frames.get() is None  # closed
     caller, frames = await raw_caller(gateway)
     async with asyncio.timeout(5):
+        caller.send(hello)
         challenge = await frames.get()
         assert isinstance(challenge, Challenge)
-        caller.send(Prove(proof(load_keys(gateway.settings.data).internal, challenge.nonce), ""))
+        assert challenge.mac == callee_proof(key, hello, challenge.nonce)
+        caller.send(Prove(caller_proof(key, hello, challenge.nonce)))
         caller.send(Probe(7))
         assert await frames.get() == Probed(7)
     caller.close()
+
+
+async def test_a_call_for_another_member_or_with_the_proof_of_the_other_side_is_refused(start: Start) -> None:
+    gateway = await start()
+    key = load_keys(gateway.settings.data).internal
+    caller, frames = await raw_caller(gateway)
+    async with asyncio.timeout(5):
+        caller.send(Hello(b"n" * NONCE_BYTES, "caller", "dead"))  # relayed by whoever listens there
+        assert await frames.get() is None
+        hello = Hello(b"n" * NONCE_BYTES, "caller", gateway.member_id)
+        for member, role in (("caller", callee_proof), ("other", caller_proof)):
+            caller, frames = await raw_caller(gateway)
+            caller.send(hello)
+            challenge = await frames.get()
+            assert isinstance(challenge, Challenge)
+            caller.send(Prove(role(key, Hello(hello.nonce, member, hello.member), challenge.nonce)))
+            assert await frames.get() is None
+
+
+@pytest.mark.parametrize("knows", ["nothing", "how to relay", "how to reflect"])
+async def test_whoever_listens_at_a_dead_gateways_port_is_told_nothing(start: Start, knows: str) -> None:
+    living = await start()
+    key = load_keys(living.settings.data).internal
+    told: list[Frame] = []
+    losses: list[object] = []
+
+    def impostor() -> FrameConnection:
+        return FrameConnection(asked, None, losses.append)
+
+    def asked(connection: FrameConnection, frame: Frame) -> None:
+        told.append(frame)
+        if isinstance(frame, Hello):
+            tasks.append(asyncio.ensure_future(answer(connection, frame)))
+
+    async def answer(connection: FrameConnection, hello: Hello) -> None:
+        if knows == "nothing":
+            connection.send(Challenge(b"x" * NONCE_BYTES, b"x" * 32))
+            return
+        caller, frames = await raw_caller(living)  # whose proof may be good for this one, too
+        caller.send(hello if knows == "how to reflect" else Hello(hello.nonce, hello.caller, living.member_id))
+        challenge = await frames.get()
+        if isinstance(challenge, Challenge):
+            connection.send(challenge)
+        else:
+            connection.close()
+        caller.close()
+
+    class Told:
+        def link_up(self, member: str) -> None:
+            links.send(member, Forward(1, b'{"credential": "C"}'))
+
+    tasks: list[asyncio.Future[None]] = []
+    server = await asyncio.get_running_loop().create_server(impostor, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    links = Links(key, "me", lambda member: None)
+    links.router = Told()  # type: ignore[assignment]
+    dead = Member("dead", f"127.0.0.1:{port}", "")
+    links.members_changed({"dead": dead})
+    async with asyncio.timeout(10):
+        while len(losses) < 2:  # it tries again
+            await asyncio.sleep(0.01)
+        with pytest.raises(LinkBroken):
+            await asyncio.to_thread(Link, dead, key, 5.0)
+    assert {type(frame) for frame in told} == {Hello}
+    links.stop()
+    server.close()
+    await asyncio.gather(*tasks)
 
 
 async def test_unreadable_and_oversized_frames_end_the_connection(start: Start) -> None:
@@ -281,7 +369,6 @@ async def test_unreadable_and_oversized_frames_end_the_connection(start: Start) 
     for garbage in (b"\x00\x00\x00\x02\xc1\xc1", b"\xff\xff\xff\xff"):
         caller, frames = await raw_caller(gateway)
         async with asyncio.timeout(5):
-            assert isinstance(await frames.get(), Challenge)
             caller._transport.write(garbage)  # type: ignore[union-attr]
             assert await frames.get() is None
 

@@ -112,7 +112,7 @@ class Gateway:
         undo.push_async_callback(self.registrar.stop)
         await self.registrar.start()
 
-        internal_port = InternalPort(keys.internal, self.router, self.registrar.propagate, metrics)
+        internal_port = InternalPort(keys.internal, self.member_id, self.router, self.registrar.propagate, metrics)
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
         self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates)

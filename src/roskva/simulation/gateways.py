@@ -106,7 +106,7 @@ class SimulatedGateway:
         self.links = Links(world.internal_key, self.member_id, lambda identity: self.membership.suspect(identity), random=chance.random)
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
-        self.internal_port = InternalPort(world.internal_key, self.router, self.registrar.propagate, self.metrics)
+        self.internal_port = InternalPort(world.internal_key, self.member_id, self.router, self.registrar.propagate, self.metrics)
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
