@@ -15,6 +15,7 @@ from roskva.config import ApplicationSettings
 from roskva.gateway import server
 from roskva.gateway.service import Gateway
 from roskva.gateway.unfinished import FREE_BYTES, Unfinished
+from roskva.keys import bearer, load_keys
 from tests.gateway.conftest import Start
 from tests.gateway.talking import UPGRADE, Raw, channel_url, close_of, frame, handshake, hear_until, say
 from tests.gateway.test_channels import QUICK_CLIENT
@@ -101,6 +102,15 @@ async def test_a_session_at_another_gateway_counts_and_its_end_too(start: Start,
             assert two.port.admission.connections_of("demo") == 0
             two.port.sweep(time.monotonic() + ABOVE_S)
             assert await close_of(elsewhere) == (1008, "silent")
+
+
+async def test_clients_of_a_trusted_line_are_no_strangers(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async with http.ws_connect(gateway.url + "/v1/trusted", headers=bearer(load_keys(gateway.settings.data).trusted)) as line:
+        await line.send_str('1 {"init":{"nonce":"n","application":"demo","device":"d"}}')
+        async with asyncio.timeout(5):
+            assert '"grant"' in await line.receive_str()
+        gateway.port.sweep(time.monotonic() + ABOVE_S)
+        assert gateway.port.by_channel["attached"] == len(gateway.router.connections) == 1
 
 
 async def test_strangers_do_not_fill_an_application(start: Start, http: aiohttp.ClientSession) -> None:
