@@ -166,8 +166,9 @@ def names(data: bytes) -> str:
 
 
 FRAMES: Final[list[Frame]] = [
-    internal.Challenge(b"n" * 32),
-    internal.Prove(b"m" * 32, "g1"),
+    internal.Hello(b"n" * 32, "g1", "g2"),
+    internal.Challenge(b"n" * 32, b"m" * 32),
+    internal.Prove(b"m" * 32),
     internal.Propagate(1, [Propagation(ClientId("c"), object_key("demo", 0, b"hello"), 2**32 + 1, 0, 7)] * 3),
     internal.Propagated(1, [0, 1, 2, 3]),
     internal.Probe(2),
@@ -177,6 +178,7 @@ FRAMES: Final[list[Frame]] = [
     internal.Closed(3),
     internal.Deliver(3, b'{"token":"T"}'),
     internal.Disconnect(3, "going-away"),
+    internal.SessionNoted(3, "demo"),
 ]
 
 

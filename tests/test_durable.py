@@ -1,4 +1,4 @@
-"""A file's name is durable only when its directory was synced, after the name was put there."""
+"""A file's name is durable only when its directory was synced, after the name was put there; and who may look into what we make."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from roskva.cli.up import data_directory
 from roskva.client.statefile import StateFile
-from roskva.durable import sync_directory
+from roskva.config import Settings
+from roskva.durable import private_directory, sync_directory
 from roskva.keys import load_keys
+from roskva.table import open_manifest
 
 
 def write_state(directory: Path) -> None:
@@ -40,3 +43,38 @@ def test_a_directory_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         sync_directory(tmp_path / "file")
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def hold(directory: Path) -> None:
+    with data_directory(directory):
+        pass
+
+
+def open_and_close(directory: Path) -> None:
+    open_manifest(Settings(data=directory)).close()
+
+
+@pytest.mark.parametrize("make", [private_directory, load_keys, hold, open_and_close])
+def test_a_data_directory_that_we_make_is_for_its_owner_alone(make: Callable[[Path], object], tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        make(tmp_path / "above" / "data")
+        assert mode(tmp_path / "above" / "data") == 0o700
+        assert mode(tmp_path / "above") == 0o700
+        theirs = tmp_path / "theirs"
+        theirs.mkdir(mode=0o750)
+        make(theirs)
+        assert mode(theirs) == 0o750
+    finally:
+        os.umask(before)
+
+
+def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for directory in (tmp_path / "file", tmp_path / "file" / "data"):
+        with pytest.raises(OSError, match="file"):
+            private_directory(directory)

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from roskva.durable import sync_directory
+from roskva.durable import private_directory, sync_directory
 from roskva.errors import KeysUnusable
 from roskva.protocol.tokens import Keyring
 
@@ -110,7 +110,7 @@ def _decode(text: str) -> bytes:
 
 def _create(path: Path) -> None:
     """Link into place what was written aside: whoever links first wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_directory(path.parent)
     keys = _KeysFile(signing={"1": _new_key()}, internal=_new_key(), trusted=_new_key(), admin=_new_key())
     try:
         # Without an existing file: another process that is first has made the keys.

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from roskva.access.publish_keys import is_one_of
 from roskva.cli import main
 from roskva.config import ApplicationSettings, load
+from tests.access.service import pem
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,24 @@ def test_what_was_in_the_file_stays_as_it_was(file: Path, capsys: pytest.Capture
     assert all(line in text for line in COMMENTED.splitlines())
     assert len(applications(file)["wiki"].publish_keys) == 1
     assert applications(file)["wiki"].heartbeat_s == 600
+
+
+@pytest.mark.parametrize("how", ["jwt", "webhook"])
+def test_who_makes_an_application_with_users_hears_that_each_may_hear_everything(
+    file: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file.parent / "shop.pem").write_bytes(pem(Ed25519PrivateKey.generate()))
+    given = {"jwt": ["--jwt-keys", "shop.pem"], "webhook": ["--webhook", "https://shop.example/who"]}[how]
+    assert main(["app", "create", "shop", "--auth", how, *given]) == 0
+    said = capsys.readouterr()
+    assert applications(file)["shop"].registrable == ("*",)
+    assert "Every user of shop may register for every object" in said.err
+    line = said.err.partition("such as: ")[2].splitlines()[0]
+    file.write_text(file.read_text().replace("[applications.shop]\n", f"[applications.shop]\n{line}\n"))
+    assert applications(file)["shop"].registrable == ("news:*", "inbox:{sub}")
+    assert len(said.out.split()) == 1
+    assert main(["app", "create", "blog"]) == 0
+    assert "Every user" not in capsys.readouterr().err
 
 
 REFUSED = [

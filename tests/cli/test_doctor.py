@@ -15,6 +15,7 @@ import pytest
 from roskva.cli import doctor, main
 from roskva.cli.doctor import FAIL, OK, WARN, Check
 from roskva.config import Settings
+from roskva.keys import load_keys
 from roskva.table import open_manifest
 
 
@@ -124,3 +125,22 @@ def test_few_files(settings: Settings) -> None:
     assert doctor.check_files(replace(settings, connections_max=10)).state == OK
     assert doctor.check_files(replace(settings, connections_max=1 << 30)).state == WARN
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_what_others_can_read(settings: Settings, tmp_path: Path) -> None:
+    assert doctor.check_secrets(settings).state == OK  # nothing is there yet
+    load_keys(settings.data)
+    assert doctor.check_secrets(settings).state == OK
+    keys, tls_key = settings.data / "keys.json", tmp_path / "tls.pem"
+    tls_key.write_text("")
+    tls_key.chmod(0o640)
+    settings = replace(settings, tls_key=str(tls_key))
+    assert doctor.check_secrets(settings).state == OK
+    for path, bad, fix in ((settings.data, 0o755, "o-rwx"), (keys, 0o640, "go-rwx"), (tls_key, 0o644, "o-rwx")):
+        good = path.stat().st_mode & 0o777
+        path.chmod(bad)
+        found = doctor.check_secrets(settings)
+        assert (found.state, found.fix) == (WARN, f"chmod {fix} {path}")
+        assert str(path) in found.what
+        path.chmod(good)
+    assert doctor.check_secrets(settings).state == OK

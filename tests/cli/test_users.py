@@ -104,6 +104,34 @@ def test_publish_shows_a_key(service: Service, given: list[str], shown: str, cap
     assert service.asked[0][2] == shown
 
 
+def test_a_key_may_stand_in_a_file_where_nobody_reads_it_from_the_command_line(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("rk_2\n")
+    service.answers = [{"results": [{"ok": True}]}, {"time_ms": 1}, {"results": [{"ok": True}]}]
+    assert main(["publish", "shop/a", "1", "--url", service.url, "--key", f"@{file}"]) == 0
+    assert main(["invalidate", "shop/a", "--no-wait", "--url", service.url, "--key", f"@{file}"]) == 0
+    monkeypatch.setenv("ROSKVA_PUBLISH_KEY", f"@{file}")
+    assert main(["publish", "shop/a", "1", "--url", service.url]) == 0
+    assert [shown for _, _, shown in service.asked] == ["Bearer rk_2"] * 3
+    at = ["--url", service.url]
+    for command in (["publish", "shop/a", "1", *at], ["invalidate", "shop/a", "--no-wait", *at], ["conformance", service.url]):
+        capsys.readouterr()
+        assert main([*command, "--key", "@/nowhere/key"]) == 1
+        assert "/nowhere/key cannot be read" in capsys.readouterr().err
+    assert len(service.asked) == 3
+
+
+@pytest.mark.parametrize("command", ["publish", "invalidate", "watch", "conformance"])
+def test_help_says_that_others_read_command_lines(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "what stands on a command line other users of this machine can read: use the variable or a file" in said
+    assert "@FILE" in said
+
+
 def test_a_credential_is_a_text_or_a_file_that_is_read_again(tmp_path: Path) -> None:
     assert credential_of("") is None
     assert credential_of("ey.jwt") == "ey.jwt"

@@ -119,13 +119,17 @@ def test_a_connection_that_is_gone_leaves_nothing() -> None:
     rig = Rig()
     line = Line(address="192.0.2.1")
     rig.admission.count(line.address)
-    rig.admission.name(line, "shop")
+    rig.admission.opened(line)
+    rig.admission.session_began(line, "shop")
+    rig.admission.unfinished.grew(line, 100_000)
     rig.heard(line, 60)
     assert rig.admission.connections_of("shop") == 1
     rig.admission.gone(line)
     assert rig.admission.connections_of("shop") == 0
     assert not rig.admission._of_address
     assert not rig.admission._of_application
+    assert not rig.admission.strangers
+    assert not rig.admission.unfinished
     assert not rig.admission._spoken
     assert not rig.admission._paces
 
@@ -133,18 +137,59 @@ def test_a_connection_that_is_gone_leaves_nothing() -> None:
 def test_connections_of_an_application_are_counted_by_its_name() -> None:
     rig = Rig()
     lines = [Line() for _ in range(3)]
+    for line in lines[:2]:
+        rig.admission.name(line, "shop")
+        rig.admission.session_began(line, "shop")
+    rig.admission.session_began(lines[0], "shop")  # another session of the same client
     rig.admission.name(lines[0], "shop")
-    rig.admission.name(lines[0], "shop")  # again: the same one
-    rig.admission.name(lines[1], "shop")
     with pytest.raises(TooManyConnections, match="connections_max of the application"):
         rig.admission.name(lines[2], "shop")
     assert rig.metrics.limited_connections_of_application == 1
-    rig.admission.name(lines[2], "wiki")  # without a limit
-    rig.admission.name(lines[1], "wiki")  # it speaks for another now
+    for line in lines[1:]:
+        rig.admission.name(line, "wiki")  # without a limit
+        rig.admission.session_began(line, "wiki")  # one of them had spoken for the other
     assert (rig.admission.connections_of("shop"), rig.admission.connections_of("wiki")) == (1, 2)
     rig.admission.name(lines[2], "shop")
     rig.admission.name(lines[2], "nobody")  # not known: the Registrar says so
-    assert lines[2].party == Party("", "shop")
+    assert lines[2].party == Party("", "wiki")
+    rig.admission.session_ended(lines[2])
+    assert rig.admission.connections_of("wiki") == 1
+    assert lines[2].party == Party("", "")
+
+
+def test_strangers_do_not_count_for_the_application_that_they_name() -> None:
+    rig = Rig()
+    for _ in range(10):
+        rig.admission.name(Line(), "shop")  # two may be connected
+    assert rig.admission.connections_of("shop") == 0
+
+
+def test_of_many_that_are_admitted_at_once_those_above_the_limit_are_closed() -> None:
+    rig = Rig()
+    lines = [Line() for _ in range(4)]
+    for line in lines:
+        rig.admission.name(line, "shop")
+    for line in lines:
+        rig.admission.session_began(line, "shop")
+    rig.admission.gone(lines[3])
+    rig.pass_time(1)
+    assert [line.closed for line in lines] == [[], [], ["too-many-connections"], []]
+    assert lines[2].told == ["too-many-connections"]
+    assert rig.metrics.limited_connections_of_application == 1
+
+
+def test_a_stranger_is_one_until_a_session_speaks_and_again_when_it_ends() -> None:
+    rig, line = Rig(), Line()
+    rig.admission.opened(line)
+    rig.admission.name(line, "shop")
+    assert rig.admission.strangers == {line: 1_000.0}
+    rig.admission.session_began(line, "shop")
+    assert not rig.admission.strangers
+    rig.pass_time(50)
+    rig.admission.session_ended(line)
+    rig.pass_time(1)
+    rig.admission.session_ended(line)  # said twice
+    assert rig.admission.strangers == {line: 1_050.0}
 
 
 def test_connections_of_an_address_are_counted_and_those_without_limits_are_not() -> None:
@@ -186,6 +231,7 @@ def test_a_page_speaks_only_with_an_application_that_lists_it() -> None:
         rig.admission.name(line, "nobody")
     assert rig.metrics.origins_refused == 2
     rig.admission.name(line, "shop")
+    rig.admission.session_began(line, "shop")
     assert line.party == Party(SHOP, "shop")
     rig.applications.replace({"shop": ApplicationSettings()})
     with pytest.raises(OriginRefused):
@@ -196,5 +242,5 @@ def test_connections_of_one_kind_share_their_party() -> None:
     rig = Rig()
     lines = [Line(origin=SHOP) for _ in range(2)]
     for line in lines:
-        rig.admission.name(line, "shop")
+        rig.admission.session_began(line, "shop")
     assert lines[0].party is lines[1].party

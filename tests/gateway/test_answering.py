@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -16,7 +15,7 @@ async def nothing(request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def test_what_nobody_foresaw_is_logged_by_class_and_place_and_not_by_what_it_says(caplog: pytest.LogCaptureFixture) -> None:
-    answering = Answering(web.Server(nothing), loop=asyncio.get_running_loop())
+    answering = Answering(web.Server(nothing), 1.0)
     with caplog.at_level(logging.DEBUG):
         try:
             raise LookupError("a secret")

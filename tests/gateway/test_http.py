@@ -13,6 +13,7 @@ from yarl import URL
 
 from roskva.feed import DEAD_LETTERS, Entry, open_feed
 from roskva.feed.known import known_since
+from roskva.gateway import http as http_module
 from roskva.gateway import inspection
 from roskva.gateway.http import served
 from roskva.gateway.service import Gateway
@@ -100,6 +101,7 @@ async def test_status_has_the_documented_shape(gateway: Gateway, http: aiohttp.C
 
 
 async def test_ready_only_with_a_pipeline(gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_module, "READY_S", 0.0)
     status, answer = await get(http, gateway.url + "/readyz")
     assert status == 503
     assert answer["reasons"] == ["the pipeline is not running"]
@@ -112,13 +114,14 @@ async def test_ready_only_with_a_pipeline(gateway: Gateway, http: aiohttp.Client
     assert (await get(http, gateway.url + "/readyz"))[0] == 200
 
 
-async def test_status_tells_what_the_pipeline_said(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+async def test_status_tells_what_the_pipeline_said(gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
     async with http.post(gateway.url + "/v1/publish", json={"application": "demo", "object": "a", "version": 1}) as published:
         assert published.status == 200
     _, answer = await get(http, gateway.url + "/v1/status")
     assert answer["pipeline"]["alive"] is False
     assert sum(answer["pipeline"]["lag"]["updates"].values()) == 1
     now_ms = time.time_ns() // 1_000_000
+    monkeypatch.setattr(http_module, "READY_S", 0.0)
 
     def tell(counter: int, **changes: Any) -> None:
         said = Health("boot", 1, RUNNING, now_ms, now_ms, batch=3, batch_finished_ms=now_ms - 2_000, lag={"updates/2": 5})

@@ -10,9 +10,12 @@ import json
 from typing import Any
 
 import aiohttp
+import pytest
 
 from roskva.address import address_of, bound_socket, host_and_port
+from roskva.config import ApplicationSettings
 from roskva.gateway.frames import FrameConnection
+from roskva.gateway.links import Links
 from roskva.gateway.service import Gateway
 from roskva.keys import load_keys
 from roskva.model import (
@@ -20,6 +23,7 @@ from roskva.model import (
     OUTCOME_UPDATE,
     OUTCOME_VERSION,
     SETTLED,
+    UNAVAILABLE,
     ClientId,
     Propagation,
     client_partition,
@@ -27,10 +31,25 @@ from roskva.model import (
     rendezvous,
     seqno_of,
 )
-from roskva.pipeline.link import Link
-from roskva.protocol.internal import Announce, Challenge, Frame, Probe, Probed, Propagate, Propagated, Prove, proof
+from roskva.pipeline.link import Link, LinkBroken
+from roskva.protocol.internal import (
+    NONCE_BYTES,
+    Announce,
+    Challenge,
+    Forward,
+    Frame,
+    Hello,
+    Probe,
+    Probed,
+    Propagate,
+    Propagated,
+    Prove,
+    callee_proof,
+    caller_proof,
+)
 from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, member_cell
+from roskva.registrar.service import Registrar
 from tests.gateway.conftest import Start
 from tests.gateway.talking import channel_url, handshake, hear, hear_until, say
 
@@ -68,7 +87,7 @@ async def propagate(gateway: Gateway, propagations: list[Propagation]) -> list[i
     def call() -> list[int]:
         import time
 
-        link = Link(gateway.membership.member.internal, load_keys(gateway.settings.data).internal, 5.0)
+        link = Link(gateway.membership.member, load_keys(gateway.settings.data).internal, 5.0)
         try:
             link.send(Propagate(1, propagations), time.monotonic() + 5)
             answer = link.receive(time.monotonic() + 5)
@@ -255,21 +274,94 @@ async def raw_caller(gateway: Gateway) -> tuple[FrameConnection, asyncio.Queue[F
 
 async def test_internal_port_wants_proof(start: Start) -> None:
     gateway = await start()
-    for wrong in (Prove(b"wrong", ""), Probe(1), Announce(1, "token")):
-        caller, frames = await raw_caller(gateway)
-        async with asyncio.timeout(5):
-            challenge = await frames.get()
-            assert isinstance(challenge, Challenge)
-            caller.send(wrong)
-            assert await frames.get() is None  # closed
+    key = load_keys(gateway.settings.data).internal
+    hello = Hello(b"n" * NONCE_BYTES, "caller", gateway.member_id)
+    for begun in (False, True):
+        for wrong in (Prove(b"wrong"), Probe(1), Announce(1, "token"), hello if begun else Prove(caller_proof(key, hello, b""))):
+            caller, frames = await raw_caller(gateway)
+            async with asyncio.timeout(5):
+                if begun:
+                    caller.send(hello)
+                    assert isinstance(await frames.get(), Challenge)
+                caller.send(wrong)
+                assert await frames.get() is None  # closed
     caller, frames = await raw_caller(gateway)
     async with asyncio.timeout(5):
+        caller.send(hello)
         challenge = await frames.get()
         assert isinstance(challenge, Challenge)
-        caller.send(Prove(proof(load_keys(gateway.settings.data).internal, challenge.nonce), ""))
+        assert challenge.mac == callee_proof(key, hello, challenge.nonce)
+        caller.send(Prove(caller_proof(key, hello, challenge.nonce)))
         caller.send(Probe(7))
         assert await frames.get() == Probed(7)
     caller.close()
+
+
+async def test_a_call_for_another_member_or_with_the_proof_of_the_other_side_is_refused(start: Start) -> None:
+    gateway = await start()
+    key = load_keys(gateway.settings.data).internal
+    caller, frames = await raw_caller(gateway)
+    async with asyncio.timeout(5):
+        caller.send(Hello(b"n" * NONCE_BYTES, "caller", "dead"))  # relayed by whoever listens there
+        assert await frames.get() is None
+        hello = Hello(b"n" * NONCE_BYTES, "caller", gateway.member_id)
+        for member, role in (("caller", callee_proof), ("other", caller_proof)):
+            caller, frames = await raw_caller(gateway)
+            caller.send(hello)
+            challenge = await frames.get()
+            assert isinstance(challenge, Challenge)
+            caller.send(Prove(role(key, Hello(hello.nonce, member, hello.member), challenge.nonce)))
+            assert await frames.get() is None
+
+
+@pytest.mark.parametrize("knows", ["nothing", "how to relay", "how to reflect"])
+async def test_whoever_listens_at_a_dead_gateways_port_is_told_nothing(start: Start, knows: str) -> None:
+    living = await start()
+    key = load_keys(living.settings.data).internal
+    told: list[Frame] = []
+    losses: list[object] = []
+
+    def impostor() -> FrameConnection:
+        return FrameConnection(asked, None, losses.append)
+
+    def asked(connection: FrameConnection, frame: Frame) -> None:
+        told.append(frame)
+        if isinstance(frame, Hello):
+            tasks.append(asyncio.ensure_future(answer(connection, frame)))
+
+    async def answer(connection: FrameConnection, hello: Hello) -> None:
+        if knows == "nothing":
+            connection.send(Challenge(b"x" * NONCE_BYTES, b"x" * 32))
+            return
+        caller, frames = await raw_caller(living)  # whose proof may be good for this one, too
+        caller.send(hello if knows == "how to reflect" else Hello(hello.nonce, hello.caller, living.member_id))
+        challenge = await frames.get()
+        if isinstance(challenge, Challenge):
+            connection.send(challenge)
+        else:
+            connection.close()
+        caller.close()
+
+    class Told:
+        def link_up(self, member: str) -> None:
+            links.send(member, Forward(1, b'{"credential": "C"}'))
+
+    tasks: list[asyncio.Future[None]] = []
+    server = await asyncio.get_running_loop().create_server(impostor, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    links = Links(key, "me", lambda member: None)
+    links.router = Told()  # type: ignore[assignment]
+    dead = Member("dead", f"127.0.0.1:{port}", "")
+    links.members_changed({"dead": dead})
+    async with asyncio.timeout(10):
+        while len(losses) < 2:  # it tries again
+            await asyncio.sleep(0.01)
+        with pytest.raises(LinkBroken):
+            await asyncio.to_thread(Link, dead, key, 5.0)
+    assert {type(frame) for frame in told} == {Hello}
+    links.stop()
+    server.close()
+    await asyncio.gather(*tasks)
 
 
 async def test_unreadable_and_oversized_frames_end_the_connection(start: Start) -> None:
@@ -277,7 +369,6 @@ async def test_unreadable_and_oversized_frames_end_the_connection(start: Start) 
     for garbage in (b"\x00\x00\x00\x02\xc1\xc1", b"\xff\xff\xff\xff"):
         caller, frames = await raw_caller(gateway)
         async with asyncio.timeout(5):
-            assert isinstance(await frames.get(), Challenge)
             caller._transport.write(garbage)  # type: ignore[union-attr]
             assert await frames.get() is None
 
@@ -308,3 +399,17 @@ async def test_a_forwarded_message_whose_token_this_gateway_cannot_verify_starts
 
     gateway.router.forwarded(Remote(), json.dumps({"token": "of-a-newer-key", "acks": []}).encode())
     assert [json.loads(data)["start_anew"]["code"] for data in sent] == ["token-invalid"]
+
+
+async def test_a_tuple_that_cannot_be_judged_is_logged_without_the_name_of_its_object(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(registrar: Registrar, propagations: list[Propagation]) -> list[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Registrar, "propagate", fail)
+    gateway = await start(applications={"demo": ApplicationSettings(private_names=True)})
+    told = Propagation(ClientId("somebody"), object_key("demo", 0, b"a-private-name"), 7, OUTCOME_UPDATE, 1)
+    assert await propagate(gateway, [told]) == [UNAVAILABLE]
+    assert "could not be judged: client somebody, registration 7" in caplog.text
+    assert "private-name" not in caplog.text

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from roskva.config import ApplicationSettings
+from roskva.config import ApplicationSettings, Settings, Sources
 from roskva.gateway.service import Gateway
 from roskva.gateway.websocket import HttpConnection, WebSocketConnection
-from tests.gateway.conftest import Start
-from tests.gateway.talking import UPGRADE, Raw, channel_url, frame, handshake, hear_until, say
+from tests.gateway.conftest import Start, close_engines
+from tests.gateway.talking import UPGRADE, Raw, channel_url, close_of, frame, handshake, hear_until, say
+from tests.gateway.test_reloading import write
 
 SHOP, WIKI, STRANGER = "https://shop.example", "https://wiki.example:8443", "https://elsewhere.example"
 
@@ -45,7 +47,10 @@ async def test_a_websocket_of_a_listed_page_speaks_only_with_the_application_tha
             assert (error["code"], error.get("transient", False)) == ("origin-refused", False)
         assert gateway.metrics.origins_refused == 2
         await say(page, init={"nonce": "n", "application": "shop", "device": "d"})
-        assert (await hear_until(page, "grant"))["grant"]["nonce"] == "n"
+        grant = (await hear_until(page, "grant"))["grant"]
+        assert grant["nonce"] == "n"
+        await say(page, token=grant["token"])
+        await hear_until(page, "summary")
         assert connection.party.application == "shop"
 
 
@@ -166,3 +171,88 @@ async def test_origins_change_without_a_restart(gateway: Gateway, anybody: aioht
     gateway.applications.replace(before)
     async with anybody.post(gateway.url + "/v1/publish", data=update("shop"), headers={"Origin": SHOP}) as answer:
         assert answer.status == 200
+
+
+PORT = "PORT"  # that the gateway listens on
+# (host of the page and of the request, its other fields, whether the page counts as the gateway's own)
+HOSTS = [
+    ("127.0.0.1:PORT", {}, True),
+    ("localhost:PORT", {}, True),
+    ("LocalHost:PORT", {}, True),
+    ("[::1]:PORT", {}, True),
+    ("127.0.0.1:8080", {}, True),  # a tunnel
+    ("shop.internal", {"X-Forwarded-For": "192.0.2.1"}, True),  # nginx
+    ("shop.internal:8080", {"X-Forwarded-For": "192.0.2.1"}, True),
+    ("evil.example:PORT", {}, False),  # its name points to this machine by now
+    ("evil.example:PORT", {"X-Forwarded-For": "192.0.2.1"}, False),  # which a page of ours may write, so one of theirs, too
+    ("evil.example", {}, False),
+    ("127.0.0.1.evil.example:PORT", {}, False),
+    ("localhost.evil.example:PORT", {}, False),
+    ("10.0.0.1:PORT", {}, False),
+]
+
+
+@pytest.mark.parametrize(("host", "fields", "own"), HOSTS)
+async def test_on_a_port_of_this_machine_no_name_that_points_here_makes_a_page_our_own(
+    gateway: Gateway, anybody: aiohttp.ClientSession, host: str, fields: dict[str, str], own: bool
+) -> None:
+    host = host.replace(PORT, gateway.url.rpartition(":")[2])
+    headers = {"Host": host, "Origin": f"http://{host.lower()}", **fields}
+    for path, body in (("/v1/publish", update("demo")), ("/v1/channels", "")):
+        async with anybody.post(gateway.url + path, data=body, headers=headers) as answer:
+            assert answer.status == ({"/v1/publish": 200, "/v1/channels": 201}[path] if own else 403), await answer.text()
+    raw = await Raw.connect(gateway)
+    await raw.send(UPGRADE.replace(b"Host: h\r\n", "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()))
+    assert (await raw.read_head()).startswith(b"HTTP/1.1 101 " if own else b"HTTP/1.1 403 ")
+    await raw.close()
+    assert gateway.metrics.origins_refused == (0 if own else 3)
+
+
+async def test_what_is_no_proxy_is_not_believed_when_it_forwards(start: Start, anybody: aiohttp.ClientSession) -> None:
+    gateway = await start(proxies=("192.0.2.7",))
+    headers = {"Host": "shop.internal", "Origin": "http://shop.internal", "X-Forwarded-For": "192.0.2.1"}
+    async with anybody.post(gateway.url + "/v1/publish", data=update("demo"), headers=headers) as answer:
+        assert answer.status == 403
+
+
+async def test_pages_that_are_no_longer_listed_are_cut_off(settings: Settings, tmp_path: Path, anybody: aiohttp.ClientSession) -> None:
+    """Not those that the same change leaves alone: pages of other applications, of our own, and whoever is no page."""
+    file = tmp_path / "roskva.toml"
+    shop, wiki = f'[applications.shop]\norigins = ["{SHOP}"]\n', f'[applications.wiki]\norigins = ["{WIKI}", "{SHOP}"]\n'
+    write(file, shop + wiki)
+    sources = Sources(file, True, {}, {"data": str(settings.data), "listen": settings.listen, "reload_s": "0.05"})
+    gateway = Gateway(sources.load(), sources=sources)
+    await gateway.start()
+    try:
+        url = channel_url(gateway)
+        async with (
+            anybody.ws_connect(url, origin=SHOP) as page,
+            anybody.ws_connect(url, origin=SHOP) as page_of_wiki,
+            anybody.ws_connect(url, origin=SHOP) as silent_page,
+            anybody.ws_connect(url, origin=WIKI) as other,
+            anybody.ws_connect(url, origin=gateway.url) as own,
+        ):
+            applications = {page: "shop", page_of_wiki: "wiki", other: "wiki", own: "shop"}
+            for socket, application in applications.items():
+                await say(socket, init={"nonce": "n", "application": application, "device": "d"})
+                token = (await hear_until(socket, "grant"))["grant"]["token"]
+                await say(socket, token=token)
+                await hear_until(socket, "summary")
+            async with anybody.post(gateway.url + "/v1/channels", headers={"Origin": SHOP}) as answer:
+                polled = gateway.url + "/v1/channels/" + (await answer.json())["id"]
+            write(file, "[applications.shop]\n" + wiki)
+            assert (await hear_until(page, "error"))["error"]["code"] == "origin-refused"
+            assert await close_of(page) == (1008, "origin-refused")
+            assert gateway.metrics.origins_refused == 1
+            write(file, "[applications.shop]\n" + wiki.replace(f', "{SHOP}"', ""))
+            for socket in (page_of_wiki, silent_page):
+                assert await close_of(socket) == (1008, "origin-refused")
+            async with anybody.get(polled, headers={"Origin": WIKI}) as answer:
+                assert "origin-refused" in await answer.text()
+            assert gateway.metrics.origins_refused == 4
+            for socket in (other, own):
+                await say(socket, init={"nonce": "again", "application": applications[socket], "device": "d"})
+                assert (await hear_until(socket, "grant"))["grant"]["nonce"] == "again"
+    finally:
+        await gateway.stop()
+        close_engines(gateway.settings)

@@ -38,7 +38,8 @@ async def test_what_is_for_operators_is_refused_before_anything_is_read(
             assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert gateway.metrics.administration_refused == number
     async with anybody.request(method, gateway.url + path, headers={"Authorization": f"bearer {keys.admin}"}) as answer:
-        assert answer.status in (200, 400)
+        # As good as the request is: the key has let it through.
+        assert answer.status == (400 if "nonsense" in path or method == "POST" else 200)
     assert gateway.metrics.administration_refused == len(shown)
 
 

@@ -22,7 +22,7 @@ async def test_websocket_and_http_share_the_port(gateway: Gateway, http: aiohttp
         assert answer.status == 200
         assert await handshake(socket)
     (protocol,) = {type(gateway.port.websocket(websocket.WebSocketConnection(gateway.port, "", "")))}
-    assert protocol is WSProtocol
+    assert issubclass(protocol, WSProtocol)
 
 
 async def test_upgrade_in_many_small_pieces(gateway: Gateway) -> None:
@@ -242,9 +242,10 @@ async def test_half_open_connection_is_closed_after_the_wait(gateway: Gateway) -
     await half.close()
 
 
-async def test_websocket_on_which_nothing_valid_is_said_is_closed(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+async def test_websocket_over_which_no_session_speaks_is_closed(gateway: Gateway, http: aiohttp.ClientSession) -> None:
     async with http.ws_connect(channel_url(gateway)) as silent, http.ws_connect(channel_url(gateway)) as speaking:
-        await handshake(speaking)
+        await say(speaking, token=await handshake(speaking))
+        await hear_until(speaking, "summary")
         gateway.port.sweep(time.monotonic() + server.SILENT_S + 1)
         assert await close_of(silent) == (1008, "silent")
         await speaking.ping()

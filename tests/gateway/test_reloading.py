@@ -124,11 +124,11 @@ async def test_a_file_counts_when_it_stays_the_same_for_two_looks(reloading: Wat
     await watch.look()
     watch._settings = replace(watch._settings, reload_s=0.5)
     whole = f"[applications.wiki]\nheartbeat_s = 700\n{KEPT_SHOP}"
-    looking = None
-    for end in (0, whole.index("[applications.shop"), whole.index("publish_keys"), whole.index("authentication ="), len(whole)):
-        write_in_place(file, whole[:end])
-        looking = looking or asyncio.create_task(watch.look())
+    write_in_place(file, "")
+    looking = asyncio.create_task(watch.look())
+    for end in (whole.index("[applications.shop"), whole.index("publish_keys"), whole.index("authentication ="), len(whole)):
         await asyncio.sleep(0.1)
+        write_in_place(file, whole[:end])
         assert len(heard) == 1
         assert not looking.done()
     async with asyncio.timeout(5):

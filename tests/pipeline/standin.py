@@ -21,7 +21,19 @@ from roskva.feed.interface import UPDATES, Entry
 from roskva.keys import load_keys
 from roskva.matcher.forms import Stamp
 from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, object_key, partition_of, rendezvous
-from roskva.protocol.internal import Challenge, Probe, Probed, Propagate, Propagated, Prove, decode_frame, encode_frame, proof
+from roskva.protocol.internal import (
+    Challenge,
+    Hello,
+    Probe,
+    Probed,
+    Propagate,
+    Propagated,
+    Prove,
+    callee_proof,
+    caller_proof,
+    decode_frame,
+    encode_frame,
+)
 from roskva.registrar.events import encode_registration
 from roskva.registrar.members import MEMBERS_ROW, Member, member_cell
 from roskva.table import open_table
@@ -90,12 +102,16 @@ class RegistrarStandIn:
         with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             nonce = secrets.token_bytes(16)
-            connection.sendall(encode_frame(Challenge(nonce)))
+            hello: Hello | None = None
             authenticated = False
             while head := stream.read(4):
                 frame = decode_frame(stream.read(int.from_bytes(head, "big")))
-                if isinstance(frame, Prove):
-                    authenticated = frame.mac == proof(self._key, nonce)
+                if isinstance(frame, Hello):
+                    hello = frame
+                    connection.sendall(encode_frame(Challenge(nonce, callee_proof(self._key, hello, nonce))))
+                    continue
+                if isinstance(frame, Prove) and hello is not None:
+                    authenticated = frame.mac == caller_proof(self._key, hello, nonce)
                 assert authenticated, "the pipeline must prove that it knows the internal key"
                 if isinstance(frame, Propagate):
                     self.calls += 1

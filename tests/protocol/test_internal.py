@@ -14,20 +14,26 @@ from roskva.protocol.internal import (
     Disconnect,
     Forward,
     Frame,
+    Hello,
     Probe,
     Probed,
     Propagate,
     Propagated,
     Prove,
+    SessionNoted,
+    callee_proof,
+    caller_proof,
     decode_frame,
     encode_frame,
-    proof,
+    is_proof,
 )
 
 TOLD = Propagation(ClientId("c"), object_key("demo", 0, b"\xff\x00"), 1 << 32 | 1, OUTCOME_UPDATE, 2**63 - 1)
 FRAMES: list[Frame] = [
-    Challenge(b"nonce"),
-    Prove(b"mac", "member"),
+    Hello(b"nonce", "caller", "member"),
+    Challenge(b"nonce", b"mac"),
+    Prove(b"mac"),
+    SessionNoted(3, "demo"),
     Propagate(1, [TOLD, TOLD]),
     Propagated(1, [0, 1, 2, 3]),
     Probe(2),
@@ -57,6 +63,17 @@ def test_what_is_no_frame_is_refused(body: bytes) -> None:
         decode_frame(body)
 
 
-def test_a_proof_needs_the_key_and_the_nonce() -> None:
-    assert proof(b"key", b"nonce") == proof(b"key", b"nonce")
-    assert len({proof(b"key", b"nonce"), proof(b"key", b"other"), proof(b"yek", b"nonce")}) == 3
+def test_a_proof_is_of_the_key_the_role_both_nonces_and_both_members() -> None:
+    hello = Hello(b"nonce", "one", "two")
+    good = callee_proof(b"key", hello, b"other")
+    assert is_proof(callee_proof(b"key", Hello(b"nonce", "one", "two"), b"other"), good)
+    others = {
+        caller_proof(b"key", hello, b"other"),
+        callee_proof(b"yek", hello, b"other"),
+        callee_proof(b"key", hello, b"another"),
+        callee_proof(b"key", Hello(b"other", "one", "two"), b"nonce"),
+        callee_proof(b"key", Hello(b"nonce", "two", "one"), b"other"),
+        callee_proof(b"key", Hello(b"nonce", "onet", "wo"), b"other"),
+    }
+    assert len(others) == 6
+    assert not any(is_proof(other, good) for other in others)

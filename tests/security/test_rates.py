@@ -191,7 +191,9 @@ async def test_connections_of_one_application(start: Start, http: aiohttp.Client
     gateway = await start(applications=demo(connections_max=2) | {"other": ApplicationSettings()})
     async with http.ws_connect(channel_url(gateway)) as one, http.ws_connect(channel_url(gateway)) as two:
         token = await handshake(one, "one")
-        await handshake(two, "two")
+        for socket, shown in ((one, token), (two, await handshake(two, "two"))):
+            await say(socket, token=shown)
+            await hear_until(socket, "summary")
         async with http.ws_connect(channel_url(gateway)) as third:
             await say(third, init=INIT)
             error = (await hear(third))["error"]

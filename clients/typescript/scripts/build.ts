@@ -15,7 +15,7 @@ import { build, type BuildOptions, type Metafile } from "esbuild";
 
 // The aim for what a Client loads at once was 12 KB. It is missed; these keep it from growing unseen.
 const CORE_GZIPPED_BYTES_MAX = 12_000;
-const AT_ONCE_GZIPPED_BYTES_MAX = 14_200;
+const AT_ONCE_GZIPPED_BYTES_MAX = 14_000;
 const CLIENT_GZIPPED_BYTES_MAX = { "with tabs": 22_700, "without tabs": 18_100 };
 const BUNDLES: [name: string, entry: string, limit?: number][] = [
   ["roskva", "src/index.ts"],

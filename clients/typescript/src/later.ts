@@ -3,7 +3,6 @@
  * loads this as soon as it is in sync for the first time, or a connection fails: so it is there before the page's own server may be gone.
  */
 
-export { LongPollLink } from "./channels/longpoll.ts";
-export { Choice } from "./choice.ts";
+export { Connector } from "./connector.ts";
 export { buckets } from "./core/buckets.ts";
 export { onWake } from "./wake.ts";

@@ -10,7 +10,7 @@ import { type Link, NotConnected } from "./channels/link.ts";
 import type { SocketClass } from "./channels/websocket.ts";
 import type { Clock } from "./clock.ts";
 import type { Credentials, Provider } from "./credentials.ts";
-import { type ChannelChoice, Connector } from "./connector.ts";
+import type { Connector } from "./connector.ts";
 import type { Action } from "./core/actions.ts";
 import { ClientCore } from "./core/core.ts";
 import { MalformedMessage, type RoskvaError } from "./core/errors.ts";
@@ -18,9 +18,10 @@ import { connectPauseS } from "./core/limits.ts";
 import { type Config, decodeServer, encode } from "./core/messages.ts";
 import type { Name } from "./core/model.ts";
 import { FULL_SYNC_MAX } from "./core/settings.ts";
+import { type ChannelChoice, type Connections, First } from "./first.ts";
 import { Following } from "./following.ts";
 import type { Notification } from "./registrations.ts";
-import { ANSWER_S, DRAIN_S, WAKE_S } from "./settings.ts";
+import { ANSWER_S, DRAIN_S, LOAD_S, WAKE_S } from "./settings.ts";
 import type { Source, Told } from "./source.ts";
 import { openIdentity, type StateStore, unguessable } from "./stores/store.ts";
 
@@ -45,7 +46,7 @@ export class Session implements Source {
   epoch: number | null = null;
   readonly #options: SessionOptions;
   readonly #tell: (told: Told) => void;
-  readonly #connector: Connector;
+  #connector: Connections;
   #core!: ClientCore;
   #following!: Following;
   #credential: SessionOptions["credential"]; // as it was given
@@ -54,7 +55,9 @@ export class Session implements Source {
   #cancelTimer = (): void => {};
   #endPause = (): void => {};
   #unlisten = (): void => {};
-  #preparing = false;
+  #preparing: Promise<void> | null = null;
+  #later: typeof import("./later.ts") | null = null;
+  #chosen: Connector | null = null;
   #running: Promise<void> = Promise.resolve();
   #writing: Promise<void> = Promise.resolve(); // of the state
   #toAcknowledge: Notification[] = [];
@@ -66,7 +69,7 @@ export class Session implements Source {
   constructor(options: SessionOptions, tell: (told: Told) => void) {
     this.#options = options;
     this.#tell = tell;
-    this.#connector = new Connector(options.urls, options.channel, options.socket, options.clock);
+    this.#connector = new First(options.urls, options.channel, options.socket);
     this.device = options.device;
     this.#credential = options.credential;
   }
@@ -260,20 +263,28 @@ export class Session implements Source {
       }
     }
     this.#setTimer();
-    if (!this.#preparing && (this.inSync || this.#core.desired.size > FULL_SYNC_MAX)) this.#prepare();
+    if (!this.#preparing && (this.inSync || this.#core.desired.size > FULL_SYNC_MAX)) void this.#prepare();
     this.#tell({ kind: "changed" });
   }
 
-  /** Load the rest (later.ts). */
-  #prepare(): void {
-    this.#preparing = true;
-    void this.#connector.prepare().then((later) => {
-      if (this.#closed) return;
-      this.#preparing = !!later;
-      if (!later) return;
-      this.#core.buckets = later.buckets;
-      this.#unlisten = later.onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
-    });
+  /** Load the rest (later.ts), for the connections after this one. What cannot be loaded is tried again after the next. */
+  #prepare(): Promise<void> {
+    return (this.#preparing ??= import("./later.ts").then(
+      (later) => {
+        if (this.#closed) return;
+        this.#later = later;
+        this.#core.buckets = later.buckets;
+        this.#unlisten = later.onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
+      },
+      () => void (this.#preparing = null),
+    ));
+  }
+
+  /** From now on addresses and channels are chosen by what became of the connections before. */
+  #choose(): Connector | null {
+    const { urls, channel, socket, clock } = this.#options;
+    if (!this.#later || this.#chosen) return null;
+    return (this.#connector = this.#chosen = new this.#later.Connector(urls, channel, socket, clock));
   }
 
   #setTimer(): void {
@@ -296,17 +307,32 @@ export class Session implements Source {
   }
 
   async #stayConnected(): Promise<void> {
+    if (this.channel === "long-poll") {
+      await this.#prepare();
+      this.#choose();
+    }
     for (let failures = 0; !this.#over(); ) {
       await this.#credentials?.beforeConnecting();
+      let beganS = 0;
+      let link: Link | null = null;
+      let error: unknown;
       try {
-        const heard = await this.#connection(await this.#connector.connect());
+        link = await this.#connector.connect();
+        beganS = this.#now();
+        const heard = await this.#connection(link);
         failures = heard ? 0 : failures + 1;
-      } catch (error) {
+      } catch (failure) {
+        error = failure;
         this.unreachable = (error as Error).message;
         if (!failures && !this.#closed) this.#report(error instanceof NotConnected ? "service-unreachable" : "internal", this.unreachable);
         failures += 1;
       }
-      if (!this.#preparing) this.#prepare();
+      const livedS = this.#now() - beganS;
+      if (!this.#later && !this.#over()) {
+        await Promise.race([this.#prepare(), this.#pause(LOAD_S)]);
+        this.#endPause();
+      }
+      this.#choose()?.after({ error, link, livedS });
       const pauseS = this.#connector.hasNext ? 0 : connectPauseS(this.#core.config, failures, Math.random(), this.#core.spreadS);
       if (!this.#over()) await this.#pause(pauseS);
     }

@@ -60,6 +60,11 @@ def create(arguments: argparse.Namespace) -> int:
         )
     if arguments.auth in (None, "none"):
         _say(f'Anybody who reaches the service may be a client of {name}. For users, set authentication = "jwt" and jwt_keys there.')
+    else:
+        _say(
+            f"Every user of {name} may register for every object of it, others' included, until you say in [applications.{name}] which,"
+            ' such as: registrable = ["news:*", "inbox:{sub}"]'
+        )
     _say_next(arguments, f"Then: ROSKVA_PUBLISH_KEY=KEY roskva publish {name}/hello 1")
     return 0
 

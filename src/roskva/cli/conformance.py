@@ -8,6 +8,7 @@ import json
 import sys
 
 from roskva.cli.http import checked_url
+from roskva.cli.settings import publish_key
 from roskva.conformance.outcome import FAILED, Outcome, table
 from roskva.conformance.transcripts import Transcript, load, select
 from roskva.errors import BadRequest, Unavailable
@@ -39,7 +40,7 @@ async def _server(arguments: argparse.Namespace, transcripts: list[Transcript]) 
         application=check_application(arguments.application),
         channel=arguments.channel,
         patience_s=arguments.patience,
-        key=arguments.key,
+        key=publish_key(arguments),
         slow=arguments.slow,
         told=lambda outcome: _tell(outcome, arguments.json),
     )

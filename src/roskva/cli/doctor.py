@@ -139,6 +139,23 @@ def check_directory(settings: Settings) -> Check:
     return Check("data directory", OK, f"{settings.data} can be written")
 
 
+def check_secrets(settings: Settings) -> Check:
+    """Whether other users of this machine can read what is nobody's but the service's. What was there before keeps its mode."""
+    keys = settings.data / "keys.json"
+    looked_at = [(settings.data, 0o007), (keys, 0o077)]
+    if settings.tls_key:
+        looked_at.append((Path(settings.tls_key).expanduser(), 0o007))  # a group for certificates is usual
+    open_to_others = []
+    for path, others in looked_at:
+        with contextlib.suppress(OSError):  # what is not there, or not ours to look at, is said elsewhere
+            if path.stat().st_mode & others:
+                open_to_others.append((path, others))
+    if not open_to_others:
+        return Check("secrets", OK, "no other user of this machine can read keys or data")
+    fix = "; ".join(f"chmod {'go' if others == 0o077 else 'o'}-rwx {path}" for path, others in open_to_others)
+    return Check("secrets", WARN, f"others can use {', '.join(str(path) for path, _ in open_to_others)}", fix)
+
+
 def check_manifest(settings: Settings) -> Check:
     """Reads the manifest only: the service, when it finds an unreadable one, starts everything anew."""
     path = settings.data / "manifest.db"
@@ -253,6 +270,7 @@ CHECKS: Final[tuple[Callable[[Settings], Check], ...]] = (
     check_java,
     check_port,
     check_directory,
+    check_secrets,
     check_manifest,
     check_sync,
     check_space,

@@ -21,6 +21,7 @@ from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8470"
 SWEEPS: Final = ("collect", "zombies", "purge", "objects", "scratch", "compare", "repair")
+_SEEN_BY_OTHERS: Final = "what stands on a command line other users of this machine can read: use the variable or a file"
 _DATA_FOR_KEY: Final = "the service's data directory, for the key of operators (default: as `up` has it)"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -142,7 +143,10 @@ def _add_talking_commands(commands: Any) -> None:
     watch = _add(commands, "watch", _watch, "register for objects and print notifications as they come", _WATCH_MORE)
     watch.add_argument("objects", metavar="APPLICATION/NAME", nargs="+")
     watch.add_argument("--state", metavar="FILE", type=Path, help="keep the client's state there, and go on with it at the next start")
-    credential = "whose client it is: a credential, or @FILE with one that is read whenever one is asked for (default: ROSKVA_CREDENTIAL)"
+    credential = (
+        "whose client it is: a credential, or @FILE with one that is read whenever one is asked for (default: ROSKVA_CREDENTIAL); "
+        + _SEEN_BY_OTHERS
+    )
     watch.add_argument("--credential", metavar="TEXT|@FILE", default=os.environ.get("ROSKVA_CREDENTIAL", ""), help=credential)
     watch.add_argument("--count", metavar="N", type=_positive(int), help="end after so many notifications")
     watch.add_argument("--timeout", metavar="SECONDS", type=_positive(float), help="end, with status 1, after so long")
@@ -151,8 +155,8 @@ def _add_talking_commands(commands: Any) -> None:
     invalidate.add_argument("--no-wait", dest="wait", action="store_false", help="end when it is accepted, not when everyone is told")
     invalidate.add_argument("--timeout", metavar="SECONDS", type=_positive(float), default=3600.0, help="wait so long (default: 3600)")
     for parser in (publish, invalidate):
-        key = "a publish key of the application (default: ROSKVA_PUBLISH_KEY); without one, as an operator"
-        parser.add_argument("--key", metavar="KEY", default=os.environ.get("ROSKVA_PUBLISH_KEY", ""), help=key)
+        key = "a publish key of the application, or @FILE with one (default: ROSKVA_PUBLISH_KEY; without one, as an operator); "
+        parser.add_argument("--key", metavar="KEY|@FILE", default=os.environ.get("ROSKVA_PUBLISH_KEY", ""), help=key + _SEEN_BY_OTHERS)
     reset = _add(commands, "reset", _reset, "let an application's versions begin anew, lower ones included", _RESET_MORE)
     reset.add_argument("application", metavar="APPLICATION")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
@@ -239,8 +243,8 @@ def _add_conformance(commands: Any) -> None:
     check.add_argument("--only", metavar="NAME", action="append", default=[], help="those whose name begins so; may be repeated")
     check.add_argument("--channel", choices=("websocket", "longpoll"), default="websocket", help="to a server (default: websocket)")
     check.add_argument("--application", metavar="NAME", default="demo", help="that the server knows (default: demo)")
-    key = "a publish key of it, if the server asks for one (default: ROSKVA_PUBLISH_KEY)"
-    check.add_argument("--key", metavar="KEY", default=os.environ.get("ROSKVA_PUBLISH_KEY", ""), help=key)
+    key = f"a publish key of it, or @FILE with one, if the server asks for one (default: ROSKVA_PUBLISH_KEY); {_SEEN_BY_OTHERS}"
+    check.add_argument("--key", metavar="KEY|@FILE", default=os.environ.get("ROSKVA_PUBLISH_KEY", ""), help=key)
     check.add_argument("--patience", metavar="SECONDS", type=_positive(float), default=10.0, help="for each answer (default: 10)")
     check.add_argument("--slow", action="store_true", help="also those in which minutes pass")
     check.add_argument("--json", action="store_true", help="print JSON, one object a line")

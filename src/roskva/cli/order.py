@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from roskva.cli.http import checked_url, get_json, post_json
 from roskva.cli.report import pipeline_report
-from roskva.cli.settings import as_operator
+from roskva.cli.settings import as_operator, publish_key
 from roskva.errors import BadRequest, InvalidName, Unavailable
 from roskva.keys import bearer
 from roskva.model import check_application, name_from_text, name_to_text
@@ -50,10 +50,11 @@ def what_is_meant(text: str) -> dict[str, str]:
 def invalidate(arguments: argparse.Namespace) -> int:
     url = checked_url(arguments.url)
     request = what_is_meant(arguments.what)
+    key = publish_key(arguments)
     shown = as_operator(url, arguments)
     # First, so that nobody begins what nobody can wait for: the status is for operators.
     before = _Progress.of(get_json(f"{url}/v1/status", shown=shown)) if arguments.wait else None
-    answer = post_json(f"{url}/v1/invalidate", request, shown=bearer(arguments.key) or shown)
+    answer = post_json(f"{url}/v1/invalidate", request, shown=bearer(key) or shown)
     if before is None:
         _say(arguments, answer, f'{arguments.what}: accepted. Everyone registered is told "unknown".')
         return 0

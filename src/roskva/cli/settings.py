@@ -10,7 +10,7 @@ from typing import Final
 
 from roskva.address import is_loopback
 from roskva.config import FILE_NAME, Settings, Sources
-from roskva.errors import InvalidSetting, RoskvaError
+from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
 ADMIN_KEY: Final = "ROSKVA_ADMIN_KEY"
 _FLAGS: Final = ("data", "listen")
@@ -42,6 +42,19 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 def counts_after_s(settings: Settings) -> float:
     """How long after a change of the settings file a running service goes by it, at most: two looks at the file, and what follows."""
     return 2 * settings.reload_s + 1
+
+
+def publish_key(arguments: argparse.Namespace) -> str:
+    """Of --key, which may be @FILE, or of the environment; empty: none."""
+    text = str(arguments.key)
+    return secret_in(Path(text[1:]), "publish key") if text.startswith("@") else text
+
+
+def secret_in(file: Path, what: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The {what}'s file {file} cannot be read: {error}.") from None
 
 
 def as_operator(url: str, arguments: argparse.Namespace) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Final
 from roskva.cli import processes
 from roskva.cli.http import Conversation
 from roskva.cli.report import PipelineReport, pipeline_report
+from roskva.durable import private_directory
 from roskva.errors import RoskvaError
 
 LOG_BYTES_MAX: Final = 16 << 20  # of one log file; one older one is kept beside it
@@ -148,7 +149,7 @@ class Child:
         self.started = now
         try:
             self.log.rotate()
-            self.log.path.parent.mkdir(parents=True, exist_ok=True)
+            private_directory(self.log.path.parent)
             with self.log.path.open("ab") as file:
                 self.process = processes.start(self._command, self._environment, self.run, file)
         except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from roskva.cli.http import checked_url
-from roskva.cli.settings import operator_key
+from roskva.cli.settings import operator_key, publish_key, secret_in
 from roskva.client.actions import Notification
 from roskva.client.shell import Client
 from roskva.errors import BadRequest, MalformedMessage, RoskvaError
@@ -49,7 +49,7 @@ def split_object(text: str) -> tuple[str, str]:
 
 def publish(arguments: argparse.Namespace) -> int:
     url = checked_url(arguments.url)
-    key = arguments.key or operator_key(url, arguments)
+    key = publish_key(arguments) or operator_key(url, arguments)
     if arguments.object == "-":
         return _publish_lines(url, key, sys.stdin, arguments)
     application, name = split_object(arguments.object)
@@ -174,10 +174,7 @@ def credential_of(text: str) -> str | Callable[[], str] | None:
     file = Path(text[1:])
 
     def read() -> str:
-        try:
-            return file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadRequest(f"The credential's file {file} cannot be read: {error}.") from None
+        return secret_in(file, "credential")
 
     read()  # says at once what is wrong with it
     return read

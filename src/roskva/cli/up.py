@@ -25,6 +25,7 @@ from roskva.cli import processes
 from roskva.cli.http import get_json
 from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
 from roskva.config import Settings
+from roskva.durable import private_directory
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
 from roskva.keys import administration
 
@@ -76,7 +77,7 @@ def _who_answers(listen: str) -> str:
 def data_directory(path: Path) -> Iterator[str]:
     """Make the directory and hold it for us alone; yields the name that everything we start will carry."""
     try:
-        (path / "log").mkdir(parents=True, exist_ok=True)
+        private_directory(path / "log")
         lock = (path / "up.lock").open("a+")
     except OSError as error:
         raise InvalidSetting(f"data is {str(path)!r}, but that cannot be written: {error.strerror}.") from None

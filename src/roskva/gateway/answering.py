@@ -7,6 +7,7 @@ the class of what went wrong, for debugging only. Nobody is told which versions 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from typing import Any, Final
@@ -29,6 +30,10 @@ class Answering(web.RequestHandler):
     """One connection that aiohttp serves."""
 
     __slots__ = ()
+
+    def __init__(self, server: web.Server, idle_s: float) -> None:
+        no_access_log: Any = None  # aiohttp's own way to say so, which its annotations do not know
+        super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=idle_s, access_log=no_access_log, auto_decompress=False)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

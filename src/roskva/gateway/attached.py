@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from roskva.errors import MessageTooLarge, Unavailable
+from roskva.gateway.admission import Noted
 from roskva.gateway.routing import error_message
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ class Attachment:
             log.exception("a message could not be sent over an attached channel")
 
 
-class AttachedConnection:
+class AttachedConnection(Noted):
     """A client's connection over an attached channel, from its first message until either side ends it."""
 
-    __slots__ = ("_attachment", "_port", "address", "claims", "is_closed", "malformed", "number", "owner", "party", "session", "token")
+    __slots__ = ("_attachment", "_note", "_port", "address", "claims", "is_closed", "malformed", "number", "owner", "party", "token")
 
     def __init__(self, port: Port, attachment: Attachment) -> None:
         self._port = port
@@ -80,7 +81,7 @@ class AttachedConnection:
         self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
-        self.session: object | None = None
+        self._note: object | None = None
 
     def send(self, data: bytes) -> None:
         if not self.is_closed:

@@ -15,14 +15,17 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from roskva.access.limits import Bucket
 from roskva.config import Settings
-from roskva.errors import MalformedMessage, Unavailable, UnknownApplication
+from roskva.errors import MalformedMessage, RateLimited, Unavailable, UnknownApplication
 from roskva.feed.interface import FAN_OUTS, Entry
 from roskva.gateway.permission import MayPublish, everywhere
 from roskva.gateway.publish import Appender
 from roskva.matcher.events import Invalidation, encode_invalidation
 from roskva.model import EPOCH_MAX, name_from_text, object_key, partition_of
 
+INVALIDATIONS_PER_S: Final = 10.0  # of one application: each may tell everybody, and is a record in every partition
+INVALIDATIONS_BURST: Final = 100.0
 _EPOCH_RISES_MAX: Final = 3
 
 T = TypeVar("T")
@@ -46,12 +49,15 @@ class Commands:
         epoch_of: Callable[[str], int],
         raise_epoch: Callable[[str, int], int],
         read_epoch: Callable[[str], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._feed = feed
         self._epoch_of = epoch_of  # as last seen: for the event loop
         self._raise_epoch = raise_epoch  # these two may wait for the manifest: in a thread
         self._read_epoch = read_epoch
+        self._clock = clock
+        self._invalidations: dict[str, Bucket] = {}  # of the applications that did
 
     async def reset(self, body: bytes) -> dict[str, Any]:
         request = _decode(body, _Reset)
@@ -70,6 +76,7 @@ class Commands:
         may(request.application)
         self._check(request.application)
         name, whole = _name_of(request)
+        self._take(request.application)
         epoch = self._epoch_of(request.application)
         for _ in range(_EPOCH_RISES_MAX):
             key = object_key(request.application, epoch, name)
@@ -84,6 +91,13 @@ class Commands:
                 return {"application": request.application, "accepted": True, "epoch": epoch, "time_ms": time_ms}
             epoch = now
         raise Unavailable("The application is being reset over and over.")
+
+    def _take(self, application: str) -> None:
+        """Raises RateLimited."""
+        bucket = self._invalidations.setdefault(application, Bucket(INVALIDATIONS_PER_S, INVALIDATIONS_BURST))
+        wait_s = bucket.take(self._clock())
+        if wait_s > 0:
+            raise RateLimited("ten invalidations a second", wait_s)
 
     def _check(self, application: str) -> None:
         if application not in self._settings.applications:

@@ -9,11 +9,11 @@ from typing import Final, cast
 
 import msgspec
 
-from roskva.protocol.internal import FRAME_BYTES_MAX, Frame, decode_frame, encode_frame
+from roskva.protocol.internal import FRAME_BYTES_MAX, Frame, Hello, decode_frame, encode_frame
 
 log = logging.getLogger(__name__)
 
-UNPROVEN_BYTES_MAX: Final = 4_096  # of a frame, before the caller proved that it knows the key
+UNPROVEN_BYTES_MAX: Final = 4_096  # of a frame, before the other side proved that it knows the key
 BUFFER_BYTES_MAX: Final = 16 << 20  # unsent, at which frames that may be lost are dropped
 _HARD_FACTOR: Final = 8  # times that, at which the connection is given up
 
@@ -34,6 +34,7 @@ class FrameConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._full = False
         self.proven = False
+        self.hello: Hello | None = None  # with which it began
         self.nonce = b""  # of the challenge that this side sent
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -12,7 +12,7 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from roskva.config import Settings
-from roskva.errors import EncodingRefused, InvalidName, MalformedMessage, MessageTooLarge, RoskvaError, Unavailable, UnknownPath
+from roskva.errors import (
+    EncodingRefused,
+    InvalidName,
+    MalformedMessage,
+    MessageTooLarge,
+    RateLimited,
+    RoskvaError,
+    Unavailable,
+    UnknownPath,
+)
 from roskva.gateway.answering import SERVER
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import PAGE_DEFAULT, Details, Page
@@ -45,6 +54,8 @@ from roskva.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 BODY_S: Final = 30.0  # for the body of a request to arrive
+COMMAND_BYTES_MAX: Final = 16 << 10  # of those that name one thing
+READY_S: Final = 1.0  # for which an answer to /readyz counts: anybody may ask, and it costs a look at table, feed and pipeline
 STATIC: Final = Path(__file__).with_name("static")
 _PAGE_FILES: Final = {"demo.html": "text/html", "demo.css": "text/css", "demo.js": "text/javascript", "roskva.js": "text/javascript"}
 
@@ -190,7 +201,7 @@ class Routes:
         may = self._may_publish(request)
         self.disk.check()
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
-        with self.intake.request(min(length, self.settings.publish_bytes_max)):
+        with self.intake.request(min(length, self.settings.publish_bytes_max), self._publisher(request)):
             body = await self._body(request, self.settings.publish_bytes_max)
             status, answer = await self.publishing.publish(body, may)
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
@@ -199,29 +210,42 @@ class Routes:
             response.headers["Retry-After"] = "1"
         return response
 
+    def _publisher(self, request: web.Request) -> str:
+        """Whose share of the room for publishing it takes: a key's; without one, an address's, if that has limits at all."""
+        return self.permission.known_hash(request) or ("" if self.port is None else self.port.address_of(request))
+
     async def reset(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.commands.reset(await self._body(request, self.settings.publish_bytes_max)))
+        self.disk.check()
+        return json_response(await self.commands.reset(await self._body(request, COMMAND_BYTES_MAX)))
 
     async def invalidate(self, request: web.Request) -> web.StreamResponse:
         may = self._may_publish(request)
-        return json_response(await self.commands.invalidate(await self._body(request, self.settings.publish_bytes_max), may))
+        self.disk.check()
+        try:
+            return json_response(await self.commands.invalidate(await self._body(request, COMMAND_BYTES_MAX), may))
+        except RateLimited:
+            self.metrics.limited_publishes += 1
+            raise
 
-    async def _body(self, request: web.Request, limit: int) -> bytes:
+    async def _body(self, request: web.Request, limit: int, arrived: Callable[[int], None] | None = None) -> bytes:
+        """`arrived` is told how much is there of one that comes in pieces."""
         if request.content_length is not None and request.content_length > limit:
             raise MessageTooLarge(request.content_length, limit)
+        body = bytearray()
         try:
             if request.content.is_eof():  # all of it is here already, as usual: no timer
-                body = await request.read()
+                body += await request.content.read()
             else:
                 async with asyncio.timeout(BODY_S):
-                    body = await request.read()
-        except web.HTTPRequestEntityTooLarge:  # sent in chunks, so its size is not known
-            raise MessageTooLarge(limit + 1, limit) from None
+                    while len(body) <= limit and (piece := await request.content.readany()):
+                        body += piece
+                        if arrived is not None:
+                            arrived(len(body))
         except TimeoutError:
             raise MalformedMessage(f"The request's body did not arrive within {BODY_S:g} s.") from None
-        if len(body) > limit:
+        if len(body) > limit:  # perhaps sent in chunks, so its size is not known
             raise MessageTooLarge(len(body), limit)
-        return body
+        return bytes(body)
 
     async def object(self, request: web.Request) -> web.StreamResponse:
         may = self._may_publish(request)
@@ -230,7 +254,7 @@ class Routes:
         return json_response(await self.inspection.object_version(application, name))
 
     async def erase(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.users.erase(await self._body(request, self.settings.publish_bytes_max)))
+        return json_response(await self.users.erase(await self._body(request, COMMAND_BYTES_MAX)))
 
     async def inspect_user(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.users.clients(*_object_in(request, "/v1/inspect/users/"), _page_in(request)))
@@ -266,13 +290,13 @@ class Routes:
         return json_response(await self.inspection.dead_letters(request.query.get("after", ""), int(limit)))
 
     async def openapi(self, request: web.Request) -> web.StreamResponse:
-        return json_response(document(release()))
+        return web.Response(body=_openapi(), content_type="application/json")
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         return json_response({"alive": True})
 
     async def readyz(self, request: web.Request) -> web.StreamResponse:
-        reasons = await self.inspection.unready()
+        reasons = await self.inspection.unready_lately(READY_S)
         return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     async def prometheus(self, request: web.Request) -> web.StreamResponse:
@@ -312,6 +336,11 @@ def _object_in(request: web.Request, before: str) -> tuple[str, str]:
 
 def _page_in(request: web.Request) -> Page:
     return Page.of(request.query.get("after", ""), request.query.get("limit", str(PAGE_DEFAULT)))
+
+
+@cache
+def _openapi() -> bytes:
+    return msgspec.json.encode(document(release()))
 
 
 def _page_file(name: str) -> bytes:

@@ -54,6 +54,15 @@ class Inspection:
     manifest: Manifest
     work: Callable[[], dict[str, Any]]  # what this gateway's Registrar has not finished
     disk: Callable[[], dict[str, Any]]
+    _looking: asyncio.Task[list[str]] | None = None  # for who asks whether this is ready: all that ask meanwhile wait for one look
+    _looked_s: float = 0.0
+
+    async def unready_lately(self, for_s: float) -> list[str]:
+        """As `unready`, by a look that began no longer than so many seconds ago."""
+        now_s = time.monotonic()
+        if self._looking is None or (self._looking.done() and now_s - self._looked_s >= for_s):
+            self._looking, self._looked_s = asyncio.get_running_loop().create_task(self.unready()), now_s
+        return await asyncio.shield(self._looking)
 
     async def object_version(self, application: str, text: str) -> dict[str, Any]:
         """The version that the Matcher knows. One that came before a loss no longer counts: versions after it may be lost."""

@@ -2,14 +2,14 @@
 
 A gateway calls every other living one. Over the link that it made go the messages and announcements of its own connections,
 and what the owner answers to them; so each pair has two links, and each link has one direction of asking. The pipeline's
-tasks call the same port with `Propagate`. Who calls must prove that it knows the internal key. When a link is made, for the
+tasks call the same port with `Propagate`. Both sides prove that they know the internal key, and who is called does it first: on a dead
+gateway's port somebody else may listen, and what is forwarded holds users' credentials. When a link is made, for the
 first time or again, the caller announces its connections anew; when it breaks, the owner forgets them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import random
 import secrets
@@ -22,6 +22,7 @@ from roskva.gateway.frames import FrameConnection
 from roskva.gateway.server import listening_socket
 from roskva.model import UNAVAILABLE, Propagation, Update
 from roskva.protocol.internal import (
+    NONCE_BYTES,
     Announce,
     Challenge,
     Closed,
@@ -29,15 +30,20 @@ from roskva.protocol.internal import (
     Disconnect,
     Forward,
     Frame,
+    Hello,
     Hints,
     Probe,
     Probed,
     Propagate,
     Propagated,
     Prove,
-    proof,
+    SessionNoted,
+    callee_proof,
+    caller_proof,
+    is_proof,
 )
 from roskva.registrar.members import Member
+from roskva.registrar.sessions import Session
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -56,10 +62,15 @@ CALLS_MAX: Final = 256  # of one caller at once; more are answered with "unavail
 PropagateCall = Callable[[list[Propagation]], Awaitable[list[int]]]
 
 
+def _expire(connection: FrameConnection) -> None:
+    if not connection.proven:
+        connection.abort()
+
+
 class RemoteChannel:
     """A client's connection at another gateway, as the Registrar here sees it."""
 
-    __slots__ = ("_caller", "_metrics", "_number", "claims", "session", "token")
+    __slots__ = ("_caller", "_metrics", "_note", "_number", "claims", "token")
 
     def __init__(self, caller: FrameConnection, number: int, metrics: Metrics) -> None:
         self._caller = caller
@@ -67,7 +78,20 @@ class RemoteChannel:
         self._metrics = metrics
         self.token = ""
         self.claims: Claims | None = None
-        self.session: object | None = None
+        self._note: object | None = None
+
+    @property
+    def session(self) -> object | None:
+        return self._note
+
+    @session.setter
+    def session(self, note: object | None) -> None:
+        """The gateway of the connection counts by it (gateway/admission.py), and closes those without a session."""
+        before, self._note = self._note, note
+        if isinstance(note, Session):
+            self._caller.send(SessionNoted(self._number, note.application))
+        elif isinstance(before, Session):
+            self._caller.send(SessionNoted(self._number, ""))
 
     def send(self, data: bytes) -> None:
         if not self._caller.send(Deliver(self._number, data), may_be_lost=True):
@@ -81,9 +105,16 @@ class InternalPort:
     """Where other gateways and the pipeline's tasks call."""
 
     def __init__(
-        self, key: bytes, router: Router, propagate: PropagateCall, hinted: Callable[[Sequence[Update]], None], metrics: Metrics
+        self,
+        key: bytes,
+        member: str,
+        router: Router,
+        propagate: PropagateCall,
+        hinted: Callable[[Sequence[Update]], None],
+        metrics: Metrics,
     ) -> None:
         self._key = key
+        self._member = member
         self._router = router
         self._propagate = propagate
         self._hinted = hinted
@@ -113,13 +144,7 @@ class InternalPort:
     def _made(self, caller: FrameConnection) -> None:
         self._callers[caller] = {}
         self._calls[caller] = set()
-        caller.nonce = secrets.token_bytes(32)
-        caller.send(Challenge(caller.nonce))
-        asyncio.get_running_loop().call_later(PROVE_S, self._expire, caller)
-
-    def _expire(self, caller: FrameConnection) -> None:
-        if not caller.proven:
-            caller.abort()
+        asyncio.get_running_loop().call_later(PROVE_S, _expire, caller)
 
     def _lost(self, caller: FrameConnection) -> None:
         for call in self._calls.pop(caller, ()):
@@ -150,10 +175,17 @@ class InternalPort:
                 log.warning("a caller sent %s, which is not for this side", type(frame).__name__)
 
     def _prove(self, caller: FrameConnection, frame: Frame) -> None:
-        if isinstance(frame, Prove) and hmac.compare_digest(frame.mac, proof(self._key, caller.nonce)):
+        if isinstance(frame, Hello) and caller.hello is None and frame.member == self._member and len(frame.nonce) == NONCE_BYTES:
+            caller.hello, caller.nonce = frame, secrets.token_bytes(NONCE_BYTES)
+            caller.send(Challenge(caller.nonce, callee_proof(self._key, frame, caller.nonce)))
+        elif (
+            isinstance(frame, Prove)
+            and caller.hello is not None
+            and is_proof(frame.mac, caller_proof(self._key, caller.hello, caller.nonce))
+        ):
             caller.proven = True
         else:
-            log.warning("a caller at the internal port does not know the key")
+            log.warning("a caller at the internal port does not know the key, or calls another gateway")
             caller.close()
 
     def _channel(self, caller: FrameConnection, number: int) -> RemoteChannel:
@@ -187,7 +219,8 @@ class InternalPort:
         try:
             return (await self._propagate([told]))[0]
         except Exception:
-            log.exception("a tuple of the pipeline could not be judged: %s", told)
+            # Not the object: its name may be private.
+            log.exception("a tuple of the pipeline could not be judged: client %s, registration %d", told.client, told.seqno)
             return UNAVAILABLE  # the caller writes in our stead when it has heard this often enough
 
 
@@ -223,7 +256,7 @@ class Link:
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    made = await loop.create_connection(lambda: FrameConnection(self._frame, None, self._lost), host, port)
+                    made = await loop.create_connection(lambda: FrameConnection(self._frame, self._made, self._lost), host, port)
                 self._connection = made[1]
                 await self._broken.wait()
                 pause_s = RETRY_MIN_S if self._connection.proven else pause_s
@@ -235,17 +268,32 @@ class Link:
             await asyncio.sleep(pause_s * (0.5 + self._links.random()))
             pause_s = min(RETRY_MAX_S, pause_s * 2)
 
+    def _made(self, connection: FrameConnection) -> None:
+        connection.hello = Hello(secrets.token_bytes(NONCE_BYTES), self._links.member, self.member.id)
+        connection.send(connection.hello)
+        asyncio.get_running_loop().call_later(PROVE_S, _expire, connection)
+
     def _lost(self, connection: FrameConnection) -> None:
         self._broken.set()
 
+    def _prove(self, connection: FrameConnection, frame: Frame) -> None:
+        key, hello = self._links.key, connection.hello
+        if hello is None or not isinstance(frame, Challenge) or not is_proof(frame.mac, callee_proof(key, hello, frame.nonce)):
+            log.warning("who listens at %s is not member %s, or does not know the key: told nothing", self.member.internal, self.member.id)
+            connection.close()
+            return
+        connection.send(Prove(caller_proof(key, hello, frame.nonce)))
+        connection.proven = True
+        self._connection = connection  # the challenge may come before `_keep` runs again
+        self._links.link_up(self.member.id)
+
     def _frame(self, connection: FrameConnection, frame: Frame) -> None:
-        if isinstance(frame, Challenge) and not connection.proven:
-            connection.send(Prove(proof(self._links.key, frame.nonce), self._links.member))
-            connection.proven = True
-            self._connection = connection  # the challenge may come before `_keep` runs again
-            self._links.link_up(self.member.id)
+        if not connection.proven:
+            self._prove(connection, frame)
         elif isinstance(frame, Deliver):
             self._links.router.deliver(frame.connection, frame.data)
+        elif isinstance(frame, SessionNoted):
+            self._links.router.session_noted(frame.connection, frame.application)
         elif isinstance(frame, Disconnect):
             self._links.router.disconnect(frame.connection, frame.code)
         else:

@@ -32,7 +32,8 @@ def _post(summary: str, request: str, answer: str) -> dict[str, Any]:
                 "200": _json("It is durable.", {"$ref": f"#/components/schemas/{answer}"}),
                 "400": _json("The request is malformed.", _ERROR),
                 "404": _json("The application is not known.", _ERROR),
-                "413": _json("The body is over `publish_bytes_max`.", _ERROR),
+                "413": _json("The body is over 16 KiB.", _ERROR),
+                "429": _json("More than ten invalidations a second of one application; try again after retry_after_s.", _ERROR),
                 "503": _json("It may or may not have landed: repeat it.", _ERROR),
             },
         }

@@ -105,16 +105,16 @@ class Opening(asyncio.Protocol):
 
     def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
         fields = _fields(data) if data.startswith(_CHANNEL_STARTS) else {}
-        origin = self._origin(fields) if fields.get(b"upgrade") == b"websocket" else None
+        origin = self._origin(transport, fields) if fields.get(b"upgrade") == b"websocket" else None
         if origin is None:
             self._hand_to_http(transport, data)
         else:
             self._hand_to_picows(transport, data, fields, origin)
 
-    def _origin(self, fields: dict[bytes, bytes]) -> str | None:
+    def _origin(self, transport: asyncio.Transport, fields: dict[bytes, bytes]) -> str | None:
         """None for a page that nobody knows: aiohttp's route refuses it with a reason."""
-        origin, host = (fields.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
-        return self._port.admission.origins.foreign(origin, host, self._port.certificates is not None)
+        origin, host, forwarded = (fields.get(name, b"").decode("latin-1") for name in (b"origin", b"host", b"x-forwarded-for"))
+        return self._port.admission.origins.foreign(origin, host, self._port.certificates is not None, transport, forwarded)
 
     def _hand_to_http(self, transport: asyncio.Transport, data: bytes) -> None:
         protocol = self._port.http()

@@ -58,6 +58,13 @@ class Permission:
 
         return may
 
+    def known_hash(self, request: web.Request) -> str:
+        """Of the publish key that the request shows; empty: it shows none that an application has."""
+        self._look()
+        key = shown_key(request) if self._hashes else ""
+        shown = hash_of(key) if key else ""
+        return shown if shown in self._hashes else ""
+
     def _refuse(self, application: str | None) -> None:
         self._metrics.publish_keys_refused += 1
         raise PublishKeyRefused(application)

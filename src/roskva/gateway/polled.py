@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from roskva.errors import ChannelClosed
+from roskva.gateway.admission import Noted
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -28,11 +29,12 @@ CLOSED_S: Final = 10.0  # for which a closed connection is remembered, to tell i
 T = TypeVar("T")
 
 
-class PolledConnection:
+class PolledConnection(Noted):
     """A client's connection, fetched by requests that name it by its unguessable id."""
 
     __slots__ = (
         "_deadline_s",
+        "_note",
         "_port",
         "_queue",
         "_queued_bytes",
@@ -46,7 +48,6 @@ class PolledConnection:
         "number",
         "owner",
         "party",
-        "session",
         "token",
     )
 
@@ -66,7 +67,7 @@ class PolledConnection:
         self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
-        self.session: object | None = None
+        self._note: object | None = None
 
     def send(self, data: bytes) -> None:
         if self.closed_with:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from roskva.gateway.origins import ORIGIN
 from roskva.gateway.polled import IDLE_S, WAIT_S, PolledConnection
 from roskva.gateway.publish import error_object
 from roskva.gateway.server import Port
+from roskva.gateway.unfinished import FREE_BYTES, Unfinished
 
 CHANNELS_PATH: Final = "/v1/channels"
 MESSAGES_PER_BODY_MAX: Final = 100
@@ -27,7 +29,7 @@ _LINES: Final = _NO_STORE | {"Content-Type": "application/x-ndjson"}
 # nginx would collect a stream's events in a buffer before it passes them on.
 _STREAM: Final = _NO_STORE | {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
-Body = Callable[[web.Request, int], Awaitable[bytes]]
+Body = Callable[[web.Request, int, Callable[[int], None]], Awaitable[bytes]]  # told how much of it has arrived
 
 
 class Polling:
@@ -119,7 +121,12 @@ class Polling:
         port = self._serving()
         if connection.closed_with:
             raise ChannelClosed(connection.closed_with)
-        lines = (await self._body(request, port.message_bytes_max)).split(b"\n", MESSAGES_PER_BODY_MAX + 1)
+        arriving = _Arriving(request)
+        try:
+            body = await self._body(request, port.message_bytes_max, partial(arriving.grew, port.admission.unfinished))
+        finally:
+            port.admission.unfinished.done(arriving)
+        lines = body.split(b"\n", MESSAGES_PER_BODY_MAX + 1)
         if len(lines) > MESSAGES_PER_BODY_MAX:
             raise MalformedMessage(f"The body holds more than {MESSAGES_PER_BODY_MAX} messages.")
         for line in lines:
@@ -141,6 +148,24 @@ class Polling:
         if self._port is None:
             raise Unavailable("The gateway is still starting.")
         return self._port
+
+
+class _Arriving:
+    """The body of a request, while it comes."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+
+    def grew(self, unfinished: Unfinished, size: int) -> None:
+        if size > FREE_BYTES:
+            unfinished.grew(self, size)
+
+    def close(self, code: str) -> None:
+        """Too much of others has come meanwhile. Whoever waits for the rest is told that the connection is lost."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
 
 def _wait_in(request: web.Request) -> float:

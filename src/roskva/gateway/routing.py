@@ -38,7 +38,7 @@ _REROUTED_PER_TURN: Final = 1_000  # connections that one turn of the event loop
 
 
 class Party(NamedTuple):
-    """Whom a connection speaks for: a page's origin ("" of our own, or none), and an application ("" until it names one)."""
+    """Whom a connection speaks for: a page's origin ("" of our own, or none), and an application ("" without a session)."""
 
     origin: str
     application: str
@@ -215,6 +215,12 @@ class Router:
             self._registrar.closed(connection)
         elif before is not None:
             self._wires.send(before, Closed(connection.number))
+            self._without_session(connection)
+
+    def _without_session(self, connection: Connection) -> None:
+        """Of those whose owner is another gateway. The Registrar here notes it on the connection (gateway/admission.py)."""
+        if self._admission is not None:
+            self._admission.session_ended(connection)
 
     def members_changed(self) -> None:
         """After the view changed: the Registrar first, then every connection whose owner is another now."""
@@ -241,6 +247,7 @@ class Router:
         """A link to this member was made, for the first time or again: it does not know our connections yet."""
         for connection in list(self.connections.values()):
             if connection.owner == member:
+                self._without_session(connection)  # until it says so
                 self._announce(connection)
 
     def _announce(self, connection: Connection) -> None:
@@ -257,6 +264,16 @@ class Router:
         if connection is not None:
             self._metrics.messages_delivered += 1
             connection.send(data)
+
+    def session_noted(self, number: int, application: str) -> None:
+        """From the owner at another gateway: a session of this application speaks over the connection; "": none any more."""
+        connection = self.connections.get(number)
+        if connection is None or self._admission is None:
+            return
+        if application:
+            self._admission.session_began(connection, application)
+        else:
+            self._admission.session_ended(connection)
 
     def disconnect(self, number: int, code: str) -> None:
         connection = self.connections.get(number)

@@ -4,8 +4,8 @@
 everything else to aiohttp. That means to construct picows' private WSProtocol, so its version is pinned exactly and
 tests/gateway/test_port.py guards the seam. With a certificate (gateway/tls.py) every connection begins with TLS, then goes the same way.
 Limits: TLS and a head must be complete within OPENING_S; connections beyond `connections_max`, and those of an address beyond
-`connections_per_address_max`, are refused; a connection on which nothing valid was said for SILENT_S is closed. One sweeper looks
-after all of them: no timer per connection.
+`connections_per_address_max`, are refused; a connection over which no session speaks for SILENT_S is closed, trusted ones aside.
+One sweeper looks after all of them: no timer per connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 from picows import WSAutoPingStrategy
-from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from roskva.address import address_of, bound_socket
 from roskva.config import Settings
@@ -31,7 +30,7 @@ from roskva.gateway.opening import OPENING_S, Opening
 from roskva.gateway.polled import PolledConnection, Polls, older
 from roskva.gateway.routing import error_message
 from roskva.gateway.tls import Certificates, SecureListener
-from roskva.gateway.websocket import SLOW_S, HttpConnection, WebSocketConnection
+from roskva.gateway.websocket import SLOW_S, ChannelProtocol, HttpConnection, WebSocketConnection
 from roskva.protocol.channel import Channel
 from roskva.telemetry.metrics import Metrics
 
@@ -97,7 +96,6 @@ class Port:
         self.openings: dict[Opening, float] = {}  # whose first head is not complete, in the order of their arrival
         self.paused: dict[AnyConnection, float] = {}  # whose buffers are full, since when
         self.opening_s = OPENING_S
-        self._silent: dict[AnyConnection, float] = {}  # on which nothing valid was said yet
         self.polls = Polls(self)
         self.lines: set[TrustedLine] = set()
         self._connections_max = settings.connections_max
@@ -199,7 +197,7 @@ class Port:
 
     def websocket(self, connection: WebSocketConnection) -> asyncio.BaseProtocol:
         """picows' protocol for one connection, as its ws_create_server constructs it."""
-        protocol = WSProtocol(
+        protocol = ChannelProtocol(
             None,  # host and port: of a client
             None,  # path: of a client
             False,  # is_client_side
@@ -216,20 +214,20 @@ class Port:
             None,  # extra_headers
             2048,  # read_buffer_init_size: most messages are small, and it is kept for the life of the connection
         )
+        protocol.connection = connection
         return cast(asyncio.BaseProtocol, protocol)
 
     def opened(self, connection: AnyConnection) -> None:
-        self._silent[connection] = time.monotonic()
+        self.admission.opened(connection)
         self._websockets += type(connection) is WebSocketConnection
         self.by_channel[_CHANNELS[type(connection)]] += 1
         self._router.opened(connection)
 
     def received(self, connection: AnyConnection, data: bytes) -> None:
-        if self.admission.spoke(connection) and self._router.received(connection, data) and connection in self._silent:
-            del self._silent[connection]
+        if self.admission.spoke(connection):
+            self._router.received(connection, data)
 
     def closed(self, connection: AnyConnection) -> None:
-        self._silent.pop(connection, None)
         self.paused.pop(connection, None)
         self._websockets -= type(connection) is WebSocketConnection
         self.by_channel[_CHANNELS[type(connection)]] -= 1
@@ -248,9 +246,10 @@ class Port:
         for opening in older(self.openings, now_s - self.opening_s):
             opening.abort()
         silent_s = max([SILENT_S, *(2 * application.quiet_s for application in self._settings.applications.values())])
-        for connection in older(self._silent, now_s - silent_s):
-            del self._silent[connection]
-            connection.close("silent")
+        for connection in older(self.admission.strangers, now_s - silent_s):
+            del self.admission.strangers[connection]
+            if not isinstance(connection, AttachedConnection):  # whoever carries those is no stranger
+                connection.close("silent")
         for connection in older(self.paused, now_s - SLOW_S):
             self.metrics.slow_consumers += 1
             connection.abort()

@@ -107,11 +107,14 @@ class Gateway:
         undo.callback(self.links.stop)
         self.router = Router(settings, keys.keyring, self.registrar, self.view, self.member_id, self.links, metrics, admission)
         self.links.router = self.router
+        self.reloading.observers.append(lambda before, after: admission.origins.end_unlisted(list(self.router.connections.values())))
         undo.callback(self.router.stop)
         undo.push_async_callback(self.registrar.stop)
         await self.registrar.start()
 
-        internal_port = InternalPort(keys.internal, self.router, self.registrar.propagate, self.registrar.fast.updated, metrics)
+        internal_port = InternalPort(
+            keys.internal, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.updated, metrics
+        )
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
         self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates)
@@ -165,8 +168,7 @@ class Gateway:
         await runner.setup()
         server = runner.server
         assert server is not None
-        loop = asyncio.get_running_loop()
-        self._http = partial(Answering, server, loop=loop, access_log=None, keepalive_timeout=HTTP_IDLE_S, auto_decompress=False)
+        self._http = partial(Answering, server, HTTP_IDLE_S)
         self.port.served_by(server)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)

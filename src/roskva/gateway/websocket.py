@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import WSCloseCode as HttpCloseCode
 from aiohttp import WSMsgType as HttpMsgType
 from aiohttp import web
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from roskva.errors import (
     GoingAway,
@@ -27,7 +28,9 @@ from roskva.errors import (
     TooManyConnections,
     Unavailable,
 )
+from roskva.gateway.admission import Noted
 from roskva.gateway.routing import Party, error_message
+from roskva.gateway.unfinished import FREE_BYTES
 
 if TYPE_CHECKING:
     from roskva.gateway.server import Port
@@ -64,12 +67,12 @@ _COPIED_BYTES_MAX: Final = 8192
 _NO_HEADERS: Final[dict[str, str]] = {}
 
 
-class WebSocketConnection(WSListener):
+class WebSocketConnection(WSListener, Noted):
     """A client's connection, on picows."""
 
     __slots__ = (
-        "_closing", "_partial", "_port", "_transport",
-        "address", "claims", "malformed", "number", "owner", "party", "session", "token",
+        "_closing", "_note", "_partial", "_port", "_transport",
+        "address", "claims", "malformed", "number", "owner", "party", "token", "unfinished",
     )  # fmt: skip
 
     address: str
@@ -79,7 +82,7 @@ class WebSocketConnection(WSListener):
     claims: Claims | None
     owner: str | None
     malformed: int
-    session: object | None
+    unfinished: int
 
     def __init__(self, port: Port, address: str, origin: str) -> None:
         self._port = port
@@ -93,7 +96,8 @@ class WebSocketConnection(WSListener):
         self.claims = None
         self.owner = None
         self.malformed = 0
-        self.session = None
+        self.unfinished = 0  # bytes of a message that is not complete, and perhaps some before it
+        self._note = None
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
@@ -102,6 +106,7 @@ class WebSocketConnection(WSListener):
         request.headers = transport.response.headers = _NO_HEADERS  # type: ignore[assignment]
         request.method = request.path = request.version = b""
         transport.underlying_transport.set_write_buffer_limits(high=self._port.send_buffer_bytes_max)
+        self.unfinished = 0  # what came so far was the upgrade
         self._port.opened(self)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
@@ -113,12 +118,18 @@ class WebSocketConnection(WSListener):
         if self._closing and frame.msg_type != WSMsgType.CLOSE:
             return
         if frame.msg_type == _TEXT and frame.fin and self._partial is None and not frame.rsv1:
+            if self.unfinished > FREE_BYTES:
+                self._port.admission.finished(self)
+            self.unfinished = 0
             self._port.received(self, frame.get_payload_as_bytes())
         else:
             self._unusual(transport, frame)
 
     def _unusual(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
+        if self._partial is None or (kind == WSMsgType.CONTINUATION and frame.fin):
+            self._port.admission.finished(self)
+            self.unfinished = 0
         if kind == WSMsgType.CLOSE:
             self._closing = True
             code = frame.get_close_code()
@@ -151,6 +162,10 @@ class WebSocketConnection(WSListener):
             self._partial = None
             self._port.received(self, bytes(partial))
 
+    def grew(self) -> None:
+        if not self._closing:
+            self._port.admission.unfinished.grew(self, self.unfinished)
+
     def pause_writing(self) -> None:
         self._port.paused[self] = time.monotonic()
 
@@ -175,7 +190,7 @@ class WebSocketConnection(WSListener):
             return
         self._closing = True
         self._transport.send_close(CLOSE_CODES.get(code, POLICY), code)  # type: ignore[arg-type]
-        if code == RateLimited.code:
+        if code in (RateLimited.code, Overloaded.code):
             # Whoever says too much goes on saying it: to read that, if only to drop it, takes a core until the connection is gone.
             self._transport.underlying_transport.pause_reading()
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self._transport.disconnect, False)
@@ -187,18 +202,35 @@ class WebSocketConnection(WSListener):
             self._transport.disconnect(False)
 
 
+class ChannelProtocol(WSProtocol):  # type: ignore[misc]  # an extension's class
+    """picows' protocol, and how much of an unfinished message its buffer holds."""
+
+    __slots__ = ("connection",)
+    connection: WebSocketConnection
+
+    def buffer_updated(self, count: int) -> None:
+        connection = self.connection
+        connection.unfinished += count
+        _buffer_updated(self, count)
+        if connection.unfinished > FREE_BYTES:
+            connection.grew()
+
+
+_buffer_updated: Final[Any] = WSProtocol.buffer_updated
+
+
 def _framed(data: bytes) -> bytes:
     """A text frame of more than 125 bytes."""
     size = len(data)
     return (b"\x81\x7e" + size.to_bytes(2, "big") if size < 1 << 16 else b"\x81\x7f" + size.to_bytes(8, "big")) + data
 
 
-class HttpConnection:
+class HttpConnection(Noted):
     """A client's connection on an HTTP connection that was used before, as some proxies do: on aiohttp, at a higher price."""
 
     __slots__ = (
-        "_closed", "_port", "_queue", "_queued_bytes", "_transport",
-        "address", "claims", "malformed", "number", "owner", "party", "session", "token",
+        "_closed", "_note", "_port", "_queue", "_queued_bytes", "_transport",
+        "address", "claims", "malformed", "number", "owner", "party", "token", "unfinished",
     )  # fmt: skip
 
     def __init__(self, port: Port, address: str, origin: str) -> None:
@@ -214,7 +246,11 @@ class HttpConnection:
         self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
-        self.session: object | None = None
+        self.unfinished = 0
+        self._note: object | None = None
+
+    def grew(self) -> None:
+        self._port.admission.unfinished.grew(self, self.unfinished)
 
     def send(self, data: bytes) -> None:
         if self._closed:
@@ -242,11 +278,15 @@ class HttpConnection:
         socket = web.WebSocketResponse(compress=False, autoping=False, max_msg_size=self._port.message_bytes_max, timeout=CLOSE_WAIT_S)
         await socket.prepare(request)
         self._transport = request.transport
+        # Nobody else tells how much of a message has arrived.
+        request.protocol._payload_parser = _Counting(request.protocol._payload_parser, self)
         self._port.admission.count(self.address)
         self._port.opened(self)
         writing = asyncio.create_task(self._write(socket))
         try:
             async for message in socket:
+                self._port.admission.finished(self)
+                self.unfinished = 0
                 if message.type == HttpMsgType.TEXT:
                     self._port.received(self, message.data.encode())
                 elif message.type in (HttpMsgType.PING, HttpMsgType.PONG):
@@ -274,3 +314,24 @@ class HttpConnection:
             self._queued_bytes -= len(data)
             if self._queued_bytes <= self._port.send_buffer_bytes_max:
                 self._port.paused.pop(self, None)
+
+
+class _Counting:
+    """aiohttp's parser of frames, and how much of an unfinished message it holds."""
+
+    __slots__ = ("_connection", "_parser")
+
+    def __init__(self, parser: Any, connection: HttpConnection) -> None:
+        self._parser = parser
+        self._connection = connection
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        connection = self._connection
+        connection.unfinished += len(data)
+        if connection.unfinished > FREE_BYTES:
+            connection.grew()
+        fed: tuple[bool, bytes] = self._parser.feed_data(data)
+        return fed
+
+    def feed_eof(self) -> None:
+        self._parser.feed_eof()

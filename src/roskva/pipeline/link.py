@@ -6,13 +6,27 @@ that a late answer can never be taken for that of a later call. Imports no Spark
 
 from __future__ import annotations
 
+import secrets
 import socket
 
 import msgspec
 
 from roskva.address import host_and_port
 from roskva.pipeline.surroundings import REAL, Surroundings
-from roskva.protocol.internal import FRAME_BYTES_MAX, Challenge, Frame, Prove, decode_frame, encode_frame, proof
+from roskva.protocol.internal import (
+    FRAME_BYTES_MAX,
+    NONCE_BYTES,
+    Challenge,
+    Frame,
+    Hello,
+    Prove,
+    callee_proof,
+    caller_proof,
+    decode_frame,
+    encode_frame,
+    is_proof,
+)
+from roskva.registrar.members import Member
 
 
 class LinkBroken(OSError):
@@ -20,18 +34,20 @@ class LinkBroken(OSError):
 
 
 class Link:
-    def __init__(self, address: str, key: bytes, timeout_s: float, around: Surroundings = REAL) -> None:
-        """Connect and prove to know the internal key."""
+    def __init__(self, member: Member, key: bytes, timeout_s: float, around: Surroundings = REAL) -> None:
+        """Connect; both sides prove to know the internal key, the gateway first."""
         self._clock = around.clock
         deadline_s = self._clock() + timeout_s
-        self._socket = around.dial(host_and_port(address), timeout=timeout_s)
+        self._socket = around.dial(host_and_port(member.internal), timeout=timeout_s)
         self._buffer = bytearray()
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a call is one small write: never wait for more
+            hello = Hello(secrets.token_bytes(NONCE_BYTES), "", member.id)
+            self.send(hello, deadline_s)
             challenge = self.receive(deadline_s)
-            if not isinstance(challenge, Challenge):
-                raise LinkBroken(f"{address} does not begin with a challenge")
-            self.send(Prove(proof(key, challenge.nonce), ""), deadline_s)
+            if not isinstance(challenge, Challenge) or not is_proof(challenge.mac, callee_proof(key, hello, challenge.nonce)):
+                raise LinkBroken(f"who listens at {member.internal} is not member {member.id}, or does not know the key")
+            self.send(Prove(caller_proof(key, hello, challenge.nonce)), deadline_s)
         except BaseException:
             self.close()
             raise

@@ -286,9 +286,7 @@ class Links:
             member = self._view.live.get(identity)
             if member is None:
                 raise LinkBroken("it is no longer a member")
-            link = self._links[identity] = Link(
-                member.internal, self._internal_key(), max(0.01, deadline_s - self._around.clock()), self._around
-            )
+            link = self._links[identity] = Link(member, self._internal_key(), max(0.01, deadline_s - self._around.clock()), self._around)
         return link
 
     def _hang_up(self, identity: str) -> None:
@@ -349,7 +347,7 @@ class Links:
         timeout_s = self._settings.propagation_timeout_s
         deadline_s = self._around.clock() + timeout_s
         try:
-            link = Link(member.internal, key, timeout_s, self._around)
+            link = Link(member, key, timeout_s, self._around)
         except OSError:
             return False
         try:

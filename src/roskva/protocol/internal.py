@@ -1,7 +1,9 @@
-"""The calls between gateways, and from the pipeline to gateways: frames on a connection that proved to know the internal key.
+"""The calls between gateways, and from the pipeline to gateways: frames on a connection whose sides proved to know the internal key.
 
-A frame is a length (4 bytes, big-endian) and a msgpack array that begins with its tag. Whoever accepts the connection says
-`Challenge`; the caller answers `Prove` with the HMAC of the nonce; then either side may send at any time. Pure.
+A frame is a length (4 bytes, big-endian) and a msgpack array that begins with its tag. The caller says `Hello`, and whom it calls; that
+one proves itself first, with `Challenge`: somebody else may listen where a gateway was. Then the caller does, with `Prove`, and either
+side may send at any time. A proof is an HMAC of both nonces, of the role and of both members: one made for another connection, for the
+other side or for another gateway is worth nothing. Pure.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from msgspec import Struct
 from roskva.model import Propagation, Update
 
 FRAME_BYTES_MAX: Final = 64 << 20
+NONCE_BYTES: Final = 32
 
 
 class Challenge(Struct, frozen=True, array_like=True, tag=0):
     nonce: bytes
+    mac: bytes  # of who is called
 
 
 class Prove(Struct, frozen=True, array_like=True, tag=1):
-    mac: bytes
-    member: str  # who calls: a gateway's member id, or empty for the pipeline
+    mac: bytes  # of the caller
 
 
 class Propagate(Struct, frozen=True, array_like=True, tag=2):
@@ -77,13 +80,41 @@ class Disconnect(Struct, frozen=True, array_like=True, tag=10):
     code: str
 
 
-class Hints(Struct, frozen=True, array_like=True, tag=11):
+class Hints(Struct, frozen=True, array_like=True, tag=13):
     """Updates that the sender accepted just now: for the fast path, and may be lost."""
 
     updates: list[Update]
 
 
-Frame = Challenge | Prove | Propagate | Propagated | Probe | Probed | Forward | Announce | Closed | Deliver | Disconnect | Hints
+class Hello(Struct, frozen=True, array_like=True, tag=12):
+    nonce: bytes
+    caller: str  # a gateway's member id, or empty for the pipeline
+    member: str  # who is called
+
+
+class SessionNoted(Struct, frozen=True, array_like=True, tag=11):
+    """From the owner: a session of this application speaks over the connection; "": none any more."""
+
+    connection: int
+    application: str
+
+
+Frame = (
+    Challenge
+    | Prove
+    | Propagate
+    | Propagated
+    | Probe
+    | Probed
+    | Forward
+    | Announce
+    | Closed
+    | Deliver
+    | Disconnect
+    | SessionNoted
+    | Hello
+    | Hints
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
@@ -98,5 +129,18 @@ def decode_frame(body: bytes | memoryview) -> Frame:
     return _decoder.decode(body)
 
 
-def proof(key: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(key, nonce, hashlib.sha256)
+def callee_proof(key: bytes, hello: Hello, nonce: bytes) -> bytes:
+    """Of who is called; `nonce` is that of its challenge."""
+    return _proof(key, "callee", hello, nonce)
+
+
+def caller_proof(key: bytes, hello: Hello, nonce: bytes) -> bytes:
+    return _proof(key, "caller", hello, nonce)
+
+
+def _proof(key: bytes, role: str, hello: Hello, nonce: bytes) -> bytes:
+    return hmac.digest(key, _encoder.encode((role, hello.nonce, nonce, hello.caller, hello.member)), hashlib.sha256)
+
+
+def is_proof(shown: bytes, expected: bytes) -> bool:
+    return hmac.compare_digest(shown, expected)

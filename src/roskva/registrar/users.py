@@ -291,6 +291,8 @@ class Users:
             if identity is not None and self._access is not None and self._access.is_revoked(settings, identity):
                 self._desk.refuse(session, CredentialRefused("The user's access was revoked."))
                 self._desk.leave(session)
+                if session.channel is not None:
+                    session.channel.session = None
             elif identity is not None and rules_changed:
                 to_check.append(session)
         if to_check:

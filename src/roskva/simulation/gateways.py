@@ -109,7 +109,7 @@ class SimulatedGateway:
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
         self.internal_port = InternalPort(
-            world.internal_key, self.router, self.registrar.propagate, self.registrar.fast.updated, self.metrics
+            world.internal_key, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.updated, self.metrics
         )
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
@@ -117,7 +117,9 @@ class SimulatedGateway:
         self._publishing = Publishing(settings, feed, epochs.of, self.metrics, hint=self._hint if settings.fast_path else None)
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
-        self._commands = Commands(settings, feed, epochs.of, stores.raise_epoch, lambda application: stores.epochs.get(application, 0))
+        self._commands = Commands(
+            settings, feed, epochs.of, stores.raise_epoch, lambda application: stores.epochs.get(application, 0), process.clock
+        )
         process.at_death(self._break_connections)
 
     def start(self) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from roskva.durable import sync_directory
+from roskva.durable import private_directory, sync_directory
 from roskva.errors import PartitionLost, PartitionUnavailable
 from roskva.table.damage import damage_of_log, release, watch
 from roskva.table.manifest import Address, Manifest, PartitionRecord, inherited
@@ -289,7 +289,7 @@ class PartitionFile:
         return _Handle(connection, path, record.incarnation, found[0], found[1], generation)
 
     def _create(self, deployment: str, record: PartitionRecord) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        private_directory(self._directory)
         path = self._path_of(record)
         fresh = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}-{threading.get_ident()}")
         try:

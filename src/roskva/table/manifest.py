@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from roskva.durable import sync_directory
+from roskva.durable import private_directory, sync_directory
 from roskva.errors import DataOutdated, InvalidSetting, PartitionUnavailable
 
 log = logging.getLogger(__name__)
@@ -349,7 +349,7 @@ class Manifest:
     def _begin_deployment(self) -> None:
         """Write a new manifest beside the place and link it in: of several processes that try, one wins."""
         directory = self.path.parent
-        directory.mkdir(parents=True, exist_ok=True)
+        private_directory(directory)
         newest_found = _newest_incarnation(directory)
         # Data of an earlier deployment, or an earlier manifest in our memory: something was lost, so nothing is known complete.
         anew = self._known_before or newest_found is not None
