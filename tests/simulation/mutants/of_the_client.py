@@ -78,13 +78,6 @@ OF_THE_CLIENT: Final[tuple[Mutant, ...]] = (
         "        if not name:\n            return []  # neither shown",
     ),
     mutant(
-        "a grant counts whatever its nonce",
-        "client.handshake",
-        "return bool(self._nonce) and grant.nonce == self._nonce",
-        "return True",
-        24,
-    ),
-    mutant(
         "a client that is superseded again and again goes on",
         "client.handshake",
         "SUPERSEDED_AGAIN_S: Final = 60.0\n",

@@ -45,13 +45,6 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "if covered is None or covered[0] != seqno:",
     ),
     mutant(
-        "an acknowledgement by the fast path covers the next registration",
-        "registrar.fast",
-        "if covered is None or covered[0] != seqno or covered[1] < version:",
-        "if covered is None or covered[1] < version:",
-        35,
-    ),
-    mutant(
         "the fast path tells whoever made the change",
         "registrar.fast",
         "        if update.source and session.device == update.source:\n            return\n",
@@ -63,12 +56,6 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "registrar.unacknowledged",
         "if entry.due_s <= now_s and self",
         "if entry.due_s < 0.0 and self",
-    ),
-    mutant(
-        "the silent keep all of the memory",
-        "registrar.unacknowledged",
-        "if crowded and session.is_silent(now_s, _SILENT_AFTER):",
-        "if not self.sessions:",
     ),
     mutant(
         "what waited while the client was away is not sent when it comes",

@@ -16,16 +16,6 @@ OF_THE_SWEEPS: Final[tuple[Mutant, ...]] = (
         needs=(SWEEPS,),
     ),
     Mutant(
-        "a client that is online is collected",
-        (
-            Edit("pipeline.sweeps.collection", "            if day < self._before_day:\n", "            if day >= 0:\n"),
-            Edit("registrar.core_collection", "    if online or row.seen_day > told.version:\n", "    if row.seen_day > told.version:\n"),
-        ),
-        (10,),
-        needs=(SWEEPS,),
-        breaks="LatestLearned",
-    ),
-    Mutant(
         "rows of clients that live are taken for zombies",
         (
             Edit("pipeline.sweeps.zombies", "if is_zombie(row) and (client", "if (client"),
@@ -76,17 +66,6 @@ OF_THE_SWEEPS: Final[tuple[Mutant, ...]] = (
         26,
         needs=(SWEEPS, "lose registrar partition"),
         breaks="ViewsAgree",
-    ),
-    mutant(
-        "what came while something was recovered counts as known afterwards",
-        "feed.known",
-        "    return known_since(record, partition, partitions) or UNPROVEN\n",
-        """\
-    tables = [record("table", "matcher", partition), *(record("table", "scratch", number) for number in range(partitions))]
-    return max(came, *(one.incarnation for one in tables))
-""",
-        32,
-        needs=("lose matcher partition",),
     ),
     mutant(
         "a reset is not noticed",
