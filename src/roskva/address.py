@@ -17,8 +17,10 @@ PORT_MAX: Final = 65_535
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of HOST:PORT; an IPv6 address stands in brackets."""
+    """The parts of HOST:PORT; an IPv6 address stands in brackets. Raises InvalidSetting for what is of another form."""
     host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > PORT_MAX:
+        raise InvalidSetting(f"The address {address!r} is not of the form HOST:PORT.")
     return host.strip("[]"), int(port)
 
 
@@ -42,9 +44,6 @@ def bound_socket(address: str) -> socket.socket:
 
     AddressInUse if another one listens there, InvalidSetting if nobody could.
     """
-    port_text = address.rpartition(":")[2]
-    if not port_text.isdecimal() or int(port_text) > PORT_MAX:
-        raise InvalidSetting(f"The address {address!r} is not of the form HOST:PORT.")
     host, port = host_and_port(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from roskva.address import PORT_MAX, host_and_port
+from roskva.address import PORT_MAX
 from roskva.errors import InvalidApplication, InvalidSetting
 from roskva.model import APPLICATION_PATTERN, DAY_S, check_application
 
@@ -413,7 +413,7 @@ def _convert(item: Field[Any], value: object, place: str) -> Any:
         pattern = item.metadata["pattern"]
         if pattern is not None and re.fullmatch(pattern, value) is None:
             raise InvalidSetting(f"{place} is {value!r}; it must be {item.metadata['form']}.")
-        if item.metadata["form"] == ADDRESS["form"] and host_and_port(value)[1] > PORT_MAX:
+        if item.metadata["form"] == ADDRESS["form"] and int(value.rpartition(":")[2]) > PORT_MAX:
             raise InvalidSetting(f"{place} is {value!r}; ports end at {PORT_MAX}.")
         return _path(value, place) if item.type == "Path" else value
     number = _number(item, value, place)
