@@ -19,8 +19,9 @@ from bench.world import Options
 
 NAMES: Final = (
     *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery"),
+    *("sweeping", "figure11", "recovery", "objects", "loss", "figure6", "figure7"),
 )
+BOTH: Final = ("figure6", "figure7")  # share one crowd when all are measured
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    for name in NAMES if arguments.name == "all" else (arguments.name,):
+    every = arguments.name == "all"
+    for name in [one for one in NAMES if one != BOTH[1]] if every else [arguments.name]:
         try:
-            result = measure(name, options)
+            results = measure_both(options) if every and name == BOTH[0] else [measure(name, options)]
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130
@@ -38,9 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench {name}: {_reason(error)}", file=sys.stderr)
             status = 1
             continue
-        result.write(arguments.results)
-        draw(result.document(), arguments.results)
-        print(result.json() if arguments.json else result.table(), flush=True)
+        for result in results:
+            result.write(arguments.results)
+            draw(result.document(), arguments.results)
+            print(result.json() if arguments.json else result.table(), flush=True)
     return status
 
 
@@ -50,6 +53,13 @@ def measure(name: str, options: Options) -> Result:
     result: Result = importlib.import_module(f"bench.{name}").measure(options)
     say(f"done in {time.monotonic() - began_s:.0f} s")
     return result
+
+
+def measure_both(options: Options) -> list[Result]:
+    """The two that need a million clients, with the same ones."""
+    print(f"{' and '.join(BOTH)}:", file=sys.stderr, flush=True)
+    results: list[Result] = importlib.import_module("bench.figure7").measure_both(options)
+    return results
 
 
 def _reason(error: BaseException) -> str:

@@ -18,14 +18,17 @@ from bench.service import APPLICATION, say
 from bench.world import SPREAD, World
 from roskva.config import Settings
 from roskva.feed.known import known_since
+from roskva.keys import load_keys
 from roskva.matcher.cells import registration_cell, version_cell
 from roskva.model import ClientId, ObjectKey, client_partition, object_key, partition_of, seqno_of
+from roskva.protocol.tokens import Claims
 from roskva.registrar.cells import REG, REGISTERED, Created, created_cell, done_cell, seen_cell, seqno_cell
 from roskva.table import SqliteTable, open_manifest
 from roskva.table.interface import Cell
 
 VERSION: Final = 7
 _SECONDS_PER_DAY: Final = 86_400
+_TAG: Final = "bench000"  # of the first session
 _ID_BYTES: Final = 12  # as the Registrar mints them
 
 
@@ -68,7 +71,7 @@ class Population:
         for number, seqno in self.registered_by(client):
             key = self.key(number)
             cells += (Cell(REG + key, seqno, REGISTERED), done_cell(key, seqno))
-        cells.append(seqno_cell(seqno_of(1, self.world.registrations), b"bench000"))
+        cells.append(seqno_cell(seqno_of(1, self.world.registrations), _TAG.encode()))
         return sorted(cells)
 
     def object_cells(self, number: int, incarnation: int) -> list[Cell]:
@@ -76,10 +79,10 @@ class Population:
         return sorted([*copies, version_cell(VERSION, "", incarnation)])
 
 
-def fill(data: Path, world: World, now_s: float) -> Filled:
+def fill(data: Path, world: World, now_s: float, population: Population | None = None) -> Filled:
     """Make a new data directory with these clients and objects in it."""
     began_s = time.monotonic()
-    population = Population(world)
+    population = population or Population(world)
     settings = Settings(data=data)
     data.mkdir(parents=True, exist_ok=True)
     manifest = open_manifest(settings)
@@ -107,6 +110,22 @@ def fill(data: Path, world: World, now_s: float) -> Filled:
         say(f"partition {partition + 1} of {settings.partitions} is filled: {cells:,} cells so far")
     manifest.close()
     return Filled(world.clients, population.objects, cells, size, time.monotonic() - began_s)
+
+
+def tokens_of(data: Path, population: Population) -> list[str]:
+    """The tokens of the clients' first sessions, signed with this data directory's own key: with them they return."""
+    settings = Settings(data=data)
+    manifest = open_manifest(settings)
+    table = SqliteTable(data, manifest)
+    incarnations = [table.incarnation("registrar", partition) for partition in range(settings.partitions)]
+    table.close()
+    manifest.close()
+    keyring = load_keys(data).keyring
+    tokens = []
+    for number, client in enumerate(population.ids):
+        incarnation = incarnations[client_partition(client, settings.partitions)]
+        tokens.append(keyring.sign(Claims(client, APPLICATION, f"device-{number}", 1, settings.data_center, incarnation, _TAG)))
+    return tokens
 
 
 def _by_partition(numbers: Iterable[tuple[int, int]], partitions: int) -> list[list[int]]:
