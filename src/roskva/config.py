@@ -258,6 +258,12 @@ class Settings:
     )
     scratch_every_s: float = setting(10.0, "How often what was put aside is tried again, while there is anything.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    batch_rest_ms: int = setting(
+        1_000,
+        "With the fast path: how long Spark rests at most, four times as long as its last batch took, before one of updates alone."
+        " 0: never, for more CPU. Clients that are online wait for none of it, nor does a registration.",
+        least=0,
+    )
     fan_out_above: int = setting(
         1_000, "Updates of objects with more registrations go through a query of their own, so that nobody waits for them."
     )
