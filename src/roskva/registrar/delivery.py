@@ -110,14 +110,19 @@ class Delivery:
         verdicts = [SETTLED] * len(propagations)
         mine: list[tuple[int, Propagation]] = []
         asked: list[tuple[int, Propagation]] = []
+        settling = self._settling()
         for index, told in enumerate(propagations):
             session = self._sessions.get(told.client)
             partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
-            if self._owns(partition):
-                (asked if told.outcome in ASKED else mine).append((index, told))
-            else:
+            if not self._owns(partition):
                 verdicts[index] = NOT_OWNER
-        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=self._settling())
+            elif session is not None and session.covered and not settling and self._is_covered(session, told):
+                continue  # acknowledged by this very registration before the pipeline came: settled, whatever the row says
+            else:
+                (asked if told.outcome in ASKED else mine).append((index, told))
+        if not mine and not asked:
+            return verdicts
+        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=settling)
         judged = await self._judge(mine, rows)
         wave = Wave(self._clock)
         at_once: list[_Owed] = []
@@ -158,6 +163,9 @@ class Delivery:
         for (index, _), verdict in zip(asked, await self._collect([told for _, told in asked]), strict=True):
             verdicts[index] = verdict
         return verdicts
+
+    def _is_covered(self, session: Session, told: Propagation) -> bool:
+        return told.outcome == OUTCOME_UPDATE and self._fast.covers(session, told.object, told.seqno, told.version)
 
     def _turned(self, sent_s: float) -> None:
         """The event loop came round after a call's sends: before that it read no answers, and no client is slow for it."""
