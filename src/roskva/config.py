@@ -84,6 +84,13 @@ class ApplicationSettings:
     quiet_s: float = setting(0.0, "Ask clients to stay silent for so long after each handshake. For emergencies.", least=0)
     resend_min_s: float = setting(1.0, "First resend of an unacknowledged notification; doubles.")
     resend_max_s: float = setting(60.0, "The longest pause between resends.")
+    notify_interval_ms: int = setting(
+        0,
+        "A client is told of one object at most once in so long, then of the latest version; it may ask for longer when it registers. "
+        "Raise it for objects that change all the time. 0: every change is told.",
+        least=0,
+        most=3_600_000,
+    )
     object_path: str = setting("object", "Where the object's name is in the application's own update form (a.b.c).", **PATH)
     version_path: str = setting("version", "Where the version is in the application's own update form.", **PATH)
     source_path: str = setting("source", "Where the source is in the application's own update form.", **PATH)
