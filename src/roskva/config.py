@@ -25,7 +25,7 @@ ENVIRONMENT_PREFIX: Final = "ROSKVA_"
 # Variables with our prefix that are no settings of the service: where to find it, which keys to show it, which file to read, and
 # what `up` and the tests tell the processes that they start.
 OTHER_VARIABLES: Final = frozenset(
-    {"ROSKVA_URL", "ROSKVA_ADMIN_KEY", "ROSKVA_PUBLISH_KEY", "ROSKVA_CREDENTIAL"}
+    {"ROSKVA_URL", "ROSKVA_ADMIN_KEY", "ROSKVA_TRUSTED_KEY", "ROSKVA_PUBLISH_KEY", "ROSKVA_CREDENTIAL"}
     | {"ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT"}
 )
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
@@ -533,7 +533,8 @@ Each application has a table `[applications.NAME]`. Without any, there is one na
 `ROSKVA_URL` (or `--url`) tells `publish`, `watch`, `status` and `dead-letters` where the service is: `http://127.0.0.1:8470`
 unless set. `ROSKVA_ADMIN_KEY` is what the operators' commands show it, unless they find `keys.json` in the data directory of a service on
 this machine; `ROSKVA_PUBLISH_KEY` (or `--key`) what `publish` and `invalidate` show; `ROSKVA_CREDENTIAL` (or `--credential`) what `watch`
-names its user with. `JAVA_HOME` names the Java that Spark runs on, if it is not found by itself.
+names its user with; `ROSKVA_TRUSTED_KEY` (or `--key`) what `load` shows. `JAVA_HOME` names the Java that Spark runs on, if it is not found
+by itself.
 """
 
 
