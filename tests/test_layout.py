@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         "simulation",
         "conformance",
         "telemetry",
+        "load",
         "Client",
         "Publisher",
     },
@@ -68,6 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"access", "config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},
+    "load": BASE | {"durable", "protocol"},
     "__main__": {"cli"},
     "__init__": BASE | {"client", "publisher"},
 }
@@ -77,6 +79,7 @@ PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
     r"|telemetry\.(histogram|latency))"
+    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",

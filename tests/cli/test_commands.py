@@ -34,6 +34,7 @@ COMMANDS = [
     "invalidate",
     "reset",
     "conformance",
+    "load",
     "app",
     "user",
 ]

@@ -22,6 +22,7 @@ from roskva.registrar.row import ClientRow
 
 if TYPE_CHECKING:
     from roskva.registrar.fast import Followers
+    from roskva.registrar.pacing import Interval
 
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
@@ -122,6 +123,7 @@ class Session:
     __slots__ = (
         "answer_ms",
         "application",
+        "asked_ms",
         "awaited_s",
         "channel",
         "client",
@@ -134,6 +136,7 @@ class Session:
         "heard_s",
         "hinted_s",
         "identity",
+        "intervals",
         "let_go_pause_s",
         "let_go_s",
         "more",
@@ -190,6 +193,8 @@ class Session:
         self.followed: list[Followers] = NOTHING  # what the fast path tells it of,
         self.followed_at: tuple[int, int] | None = None  # as of this seqno and epoch of its row
         self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
+        self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
+        self.intervals: dict[ObjectKey, Interval] | None = None  # those that have begun
         self.operations = Operations()
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
 
@@ -213,6 +218,7 @@ class Session:
         if self.summary != summary:
             self.summary = summary
         self.pending = row.pending_count
+        self.asked_ms = row.intervals
         self.read_s = now_s
         if session_of(row.seqno) == self.number:
             self.operations.used = row.seqno
@@ -275,6 +281,7 @@ class Counters:
     propagated: int = 0  # tuples that came from the Matcher
     sent: int = 0
     sent_at_once: int = 0  # by the fast path
+    held_back: int = 0  # until their interval was over; of several versions that wait together one counts
     resent: int = 0
     acknowledged: int = 0
     acknowledged_in_time: int = 0  # before they had to be written
