@@ -78,8 +78,7 @@ ALLOWED: dict[str, set[str]] = {
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
-    r"|telemetry\.(histogram|latency))"
-    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns)|load\.(clients|measuring|plan|wheel))"
+    r"|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",
