@@ -1,4 +1,4 @@
-"""`python -m bench NAME`: runs one measurement or all, prints a table or JSON, keeps results and plots in bench/results."""
+"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.world import Options
 
 NAMES: Final = (
     *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery"),
+    *("sweeping", "figure8", "figure9", "figure11", "recovery"),
 )
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    for name in NAMES if arguments.name == "all" else (arguments.name,):
+    for name in NAMES if "all" in arguments.names else arguments.names:
         try:
             result = measure(name, options)
         except KeyboardInterrupt:
@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Without options the figures are those that docs/performance.md quotes. Others change what is measured, so choose"
         " --results elsewhere for them.",
     )
-    parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"one of {', '.join(NAMES)}, or all")
+    names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run"
+    parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")
