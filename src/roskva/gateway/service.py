@@ -31,12 +31,14 @@ from roskva.gateway.answering import Answering
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import Details
 from roskva.gateway.disk import DiskWatch
+from roskva.gateway.door import Door, door_application
 from roskva.gateway.http import Routes
 from roskva.gateway.inspection import Inspection
 from roskva.gateway.intake import Intake
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.memory import MemoryWatch
+from roskva.gateway.peers import Peers
 from roskva.gateway.permission import Permission
 from roskva.gateway.publish import Publishing
 from roskva.gateway.reloading import Reloading
@@ -67,6 +69,7 @@ class Gateway:
         self.settings = replace(settings, applications=self.applications)
         self.reloading = Reloading(self.settings, self.applications, sources)
         self.member_id = member_id or secrets.token_hex(8)  # of this boot: never used again
+        self.name = settings.gateway_name or self.member_id
         self.metrics = Metrics()
         self.url = ""
         self._http: Callable[[], asyncio.Protocol] | None = None
@@ -112,19 +115,25 @@ class Gateway:
         undo.push_async_callback(self.registrar.stop)
         await self.registrar.start()
 
+        door = Door(settings.data, self.name)
+        undo.push_async_callback(door.close)  # late: what clients are told at the end may go through it
+        await asyncio.to_thread(door.bind)
         internal_port = InternalPort(
             keys.internal, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.updated, metrics
         )
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
-        self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates)
-        public = self.port.bind(settings.listen)
-        self.membership = Membership(table, self.view, Member(self.member_id, internal, public), settings.member_heartbeat_s)
+        self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates, self.member_id)
+        public = await asyncio.to_thread(self.port.bind, settings.listen)
+        member = Member(self.member_id, internal, public, name=settings.gateway_name)
+        self.membership = Membership(table, self.view, member, settings.member_heartbeat_s)
         self.membership.observers.append(self._members_changed)
 
         self.disk = DiskWatch(settings.data, settings.disk_free_bytes_min, metrics, self._refuse_registrations)
         await self.disk.start()
         undo.callback(self.disk.stop)
+        peers = Peers(settings.data, self.member_id, lambda: self.view.live)
+        undo.push_async_callback(peers.close)
         inspect = Inspection(
             settings,
             table,
@@ -137,9 +146,10 @@ class Gateway:
             manifest,
             self._unfinished,
             self.disk.report,
+            peers,
         )
         details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
-        registry = registry_of(metrics, self.registrar.counters.items, self._gauges)
+        registry = registry_of(metrics, self.name, self.registrar.counters.items, self._gauges)
         publishing = Publishing(settings, feed, epoch_seen, metrics, hint=self._hint if settings.fast_path else None)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
@@ -158,6 +168,7 @@ class Gateway:
             self.disk,
             permission,
             users,
+            peers,
             self.port,
             keys.trusted,
         )
@@ -181,6 +192,7 @@ class Gateway:
         if certificates is not None:
             certificates.start()
             undo.callback(certificates.stop)
+        await door.open(door_application(self.routes))  # last of all: whoever is answered there knows that this gateway serves
         self.url = f"{'http' if certificates is None else 'https'}://{public}"
 
     def _http_protocol(self) -> asyncio.Protocol:
