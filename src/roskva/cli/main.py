@@ -295,9 +295,10 @@ def _check_exposure(settings: Settings) -> None:
 def _gateway(arguments: argparse.Namespace) -> int:
     settings = _begin(arguments)
     _check_exposure(settings)
+    from roskva.cli.gateways import MEMBER
     from roskva.gateway.service import run
 
-    return run(settings, sources_of(arguments))
+    return run(settings, sources_of(arguments), os.environ.get(MEMBER, ""))
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:

@@ -132,8 +132,18 @@ class LogFile:
 class Child:
     """One process of the service: started, watched, restarted with back-off, ended with everything that it started."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], run: str, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        run: str,
+        log: Path,
+        told: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`told`: further variables of the environment, asked for at each start."""
         self.name = name
+        self._told = told
         self.run = f"{run}/{name}"
         self.log = LogFile(log)
         self.starts = 0
@@ -151,7 +161,7 @@ class Child:
             self.log.rotate()
             private_directory(self.log.path.parent)
             with self.log.path.open("ab") as file:
-                self.process = processes.start(self._command, self._environment, self.run, file)
+                self.process = processes.start(self._command, {**self._environment, **self._told()}, self.run, file)
         except OSError as error:
             return str(error)
         return ""

@@ -18,13 +18,14 @@ import time
 import urllib.parse
 import uuid
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 from roskva.address import address_of, host_and_port
 from roskva.cli import processes
-from roskva.cli.gateways import gateways_of
+from roskva.cli.gateways import MEMBER, evenly_drawn, gateways_of
 from roskva.cli.http import DOOR, get_json
 from roskva.cli.report import PipelineReport
 from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
@@ -162,20 +163,28 @@ class Supervisor:
         self._url = public_url(listen, tls=bool(settings.tls_certificate))
         self._pipeline = self._child("pipeline", run)
         self._watches: dict[Child, Watch] = {}  # by gateway
+        self._ids: dict[str, str] = {}  # of the gateways, by name
         for name, options in gateways_of(settings).items():
-            gateway = self._child("gateway", run, "--listen", listen, "--share-port", "--name", name, *options, name=name)
+            told = partial(self._drawn, name)
+            gateway = self._child("gateway", run, "--listen", listen, "--share-port", "--name", name, *options, name=name, told=told)
             self._watches[gateway] = Watch(f"{DOOR}://{urllib.parse.quote(str(settings.data.absolute() / RUN / name))}.sock")
         self._progress = Progress(0.0, settings.pipeline_stall_s, 0)
         self._signals = 0
         self._served = self._session = self._complete = False
 
-    def _child(self, part: str, run: str, *options: str, name: str = "") -> Child:
+    def _drawn(self, name: str) -> dict[str, str]:
+        """The id of the next start of a gateway: no two starts have the same."""
+        others = [drawn for other, drawn in self._ids.items() if other != name]
+        self._ids[name] = evenly_drawn(others, self._settings.partitions)
+        return {MEMBER: self._ids[name]}
+
+    def _child(self, part: str, run: str, *options: str, name: str = "", told: Callable[[], Mapping[str, str]] = dict) -> Child:
         source = str(Path(__file__).resolve().parents[2])
         paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
         command = [*self._program, part, *self._handed_on(), *options]
         name = name or part
-        return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log")
+        return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log", told)
 
     def _handed_on(self) -> Sequence[str]:
         handed = ["--data", str(self._settings.data)]

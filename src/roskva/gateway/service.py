@@ -264,26 +264,26 @@ def _epoch_seen(manifest: Manifest, application: str) -> int:
     return manifest.seen().epochs.get(application, 0)
 
 
-def run(settings: Settings, sources: Sources | None = None) -> int:
-    """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not start."""
+def run(settings: Settings, sources: Sources | None = None, member_id: str = "") -> int:
+    """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not start. `member_id`: of this boot alone; empty: drawn."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, sources))
+            runner.run(_serve(settings, sources, member_id))
     except RoskvaError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(settings: Settings, sources: Sources | None) -> None:
+async def _serve(settings: Settings, sources: Sources | None, member_id: str) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    gateway = Gateway(settings, sources=sources)
+    gateway = Gateway(settings, member_id, sources)
     await gateway.start()
     _settle_memory()
     print(f"gateway: listening on {gateway.url}", flush=True)
