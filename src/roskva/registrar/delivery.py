@@ -290,7 +290,7 @@ class Delivery:
             return True  # an earlier one: the later is still owed. A later one was never sent: nobody can have it from us.
         self._unacknowledged.remove(session, name)
         entry.acknowledged = True
-        session.awaited_s = now_s
+        session.busy.awaited_s = now_s
         self._counters.acknowledged += 1
         if entry.stored == NOT_STORED:
             self._counters.acknowledged_in_time += 1
