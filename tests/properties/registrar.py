@@ -243,7 +243,7 @@ class RegistrarShell:
         channel.send(encode(ServerMessage(token=token, start_anew=StartAnew(code=code, keep=keep))))
 
     def _leave(self, session: Session) -> None:
-        session.outstanding.clear()
+        session.begin().outstanding.clear()
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
 

@@ -204,7 +204,8 @@ class Gateway:
 
     def _is_connected(self, client: ClientId) -> bool:
         """Whether this gateway holds the client's connection, whoever owns the client."""
-        return any(connection.claims is not None and connection.claims.client == client for connection in self.router.connections.values())
+        session = self.registrar.sessions.get(client)
+        return self.router.carries(client, None if session is None else session.channel)
 
     def _unfinished(self) -> dict[str, Any]:
         registrar = self.registrar

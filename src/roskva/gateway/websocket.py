@@ -34,7 +34,6 @@ from roskva.gateway.unfinished import FREE_BYTES
 
 if TYPE_CHECKING:
     from roskva.gateway.server import Port
-    from roskva.protocol.tokens import Claims
 
 SLOW_S: Final = 5.0
 CLOSE_WAIT_S: Final = 2.0  # for the client's half of the closing handshake
@@ -72,14 +71,13 @@ class WebSocketConnection(WSListener, Noted):
 
     __slots__ = (
         "_closing", "_note", "_partial", "_port", "_transport",
-        "address", "claims", "malformed", "number", "owner", "party", "token", "unfinished",
+        "address", "malformed", "number", "owner", "party", "token", "unfinished",
     )  # fmt: skip
 
     address: str
     party: Party
     number: int
     token: str
-    claims: Claims | None
     owner: str | None
     malformed: int
     unfinished: int
@@ -93,7 +91,6 @@ class WebSocketConnection(WSListener, Noted):
         self.party = port.admission.party(origin)
         self.number = 0
         self.token = ""
-        self.claims = None
         self.owner = None
         self.malformed = 0
         self.unfinished = 0  # bytes of a message that is not complete, and perhaps some before it
@@ -230,7 +227,7 @@ class HttpConnection(Noted):
 
     __slots__ = (
         "_closed", "_note", "_port", "_queue", "_queued_bytes", "_transport",
-        "address", "claims", "malformed", "number", "owner", "party", "token", "unfinished",
+        "address", "malformed", "number", "owner", "party", "token", "unfinished",
     )  # fmt: skip
 
     def __init__(self, port: Port, address: str, origin: str) -> None:
@@ -243,7 +240,6 @@ class HttpConnection(Noted):
         self.party = port.admission.party(origin)
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.unfinished = 0

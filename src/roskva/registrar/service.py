@@ -73,6 +73,7 @@ class Registrar:
     ) -> None:
         self._settings = settings
         self._table = table
+        self._keyring = keyring
         self._member = member
         self._members = members
         self._clock = clock
@@ -172,7 +173,7 @@ class Registrar:
     # What comes from clients.
 
     def receive(self, channel: Channel, message: ClientMessage, claims: Claims | None) -> None:
-        """A message of a client, with the claims of its token, whose signature the caller verified."""
+        """A message of a client, with the claims of its token, whose signature the caller verified. None: it came with the same before."""
         if channel.session is _GONE:
             channel.session = None  # it had been routed elsewhere, and is back
         if isinstance(channel.session, _Left) and channel.session.token == message.token:
@@ -188,14 +189,18 @@ class Registrar:
                 asked = Granting(message.init, message.credential)
                 if self.admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, asked)):
                     asked.note_on(channel)
-        elif claims is None:
-            self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
+        elif isinstance(session := channel.session, Session) and session.token == message.token and self._speaks(session, channel):
+            self._heard(session, message)
         else:
-            session = self.sessions.get(claims.client)
-            if session is not None and session.channel is channel and session.token == message.token:
-                self._heard(session, message)
+            try:
+                claims = claims or self._keyring.verify(message.token)
+            except TokenInvalid as error:
+                self._refuse(channel, error, message.token)
             else:
                 self.admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
+
+    def _speaks(self, session: Session, channel: Channel) -> bool:
+        return session.channel is channel and self.sessions.get(session.client) is session
 
     def admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Begin a client's work, or answer "overloaded" before anything of it was done; whether it was begun."""
