@@ -33,6 +33,7 @@ COMMANDS = [
     "invalidate",
     "reset",
     "conformance",
+    "load",
     "app",
     "user",
 ]

@@ -33,7 +33,7 @@ from roskva.errors import (
     Unavailable,
     UnknownPath,
 )
-from roskva.gateway.answering import SERVER
+from roskva.gateway.answering import SERVER, Plain, written, written_ok
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import PAGE_DEFAULT, Details, Page
 from roskva.gateway.disk import DiskWatch
@@ -41,7 +41,7 @@ from roskva.gateway.inspection import Inspection, release
 from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
 from roskva.gateway.origins import ORIGIN, Origins, tell_browser
-from roskva.gateway.permission import MayPublish, Permission
+from roskva.gateway.permission import Asked, MayPublish, Permission
 from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
@@ -72,6 +72,13 @@ def error_response(error: RoskvaError, status: int | None = None) -> web.Respons
         response.headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
     if response.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _published(status: int, answer: bytes) -> web.Response:
+    response = web.Response(body=answer, status=status, content_type="application/json")
+    if status == 503:
+        response.headers["Retry-After"] = "1"
     return response
 
 
@@ -205,12 +212,27 @@ class Routes:
             body = await self._body(request, self.settings.publish_bytes_max)
             status, answer = await self.publishing.publish(body, may)
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
-        response = web.Response(body=answer, status=status, content_type="application/json")
-        if status == 503:
-            response.headers["Retry-After"] = "1"
-        return response
+        return _published(status, answer)
 
-    def _publisher(self, request: web.Request) -> str:
+    async def publish_plainly(self, asked: Plain, body: bytes) -> bytes:
+        """A publish on the short way (gateway/answering.py): all bytes of the answer. The same steps as above, and raises nothing."""
+        began_s = time.perf_counter()
+        try:
+            may = self.permission.publish(asked)
+            self.disk.check()
+            if len(body) > self.settings.publish_bytes_max:
+                raise MessageTooLarge(len(body), self.settings.publish_bytes_max)
+            with self.intake.request(len(body), self._publisher(asked)):
+                status, answer = await self.publishing.publish(body, may)
+        except RoskvaError as error:
+            return written(error_response(error))
+        except Exception:
+            log.exception("POST /v1/publish failed")
+            return written(error_response(RoskvaError("The request could not be handled.")))
+        self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
+        return written_ok(answer) if status == 200 else written(_published(status, answer))
+
+    def _publisher(self, request: Asked) -> str:
         """Whose share of the room for publishing it takes: a key's; without one, an address's, if that has limits at all."""
         return self.permission.known_hash(request) or ("" if self.port is None else self.port.address_of(request))
 

@@ -168,7 +168,7 @@ class Gateway:
         await runner.setup()
         server = runner.server
         assert server is not None
-        self._http = partial(Answering, server, HTTP_IDLE_S)
+        self._http = partial(Answering, server, HTTP_IDLE_S, self.routes.publish_plainly)
         self.port.served_by(server)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)

@@ -18,9 +18,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from roskva.config import Settings
-from roskva.feed.interface import DEAD_LETTERS, Feed, Position
+from roskva.feed.interface import DEAD_LETTERS, UPDATES, Feed, Position
 from roskva.pipeline.connections import connections, settle_memory
 from roskva.pipeline.offsets import MATCHING, SUBSCRIPTION, Place, Range, Stream, advance, from_json, plan, share_out, to_json
+from roskva.pipeline.pace import Pace
 from roskva.pipeline.patience import persist
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class _Planning:
         # A fan-out is long, and one task of it leaves the other cores to those who are not to wait for it.
         self._tasks_max = settings.pipeline_cores if stream == MATCHING else 1
         self._processed: dict[Place, Position] = {}  # told by Spark, not yet committed to the feed
+        self._pace = Pace(settings, stream)
         self._committed_s = 0.0
         self._trimmed_s = time.monotonic()
 
@@ -169,15 +171,29 @@ class _Planning:
         return oldest, newest
 
     def end_after(self, start: dict[Place, Position]) -> dict[Place, Position]:
-        """The end of the next batch; waits up to a second for there to be one."""
+        """The end of the next batch; waits up to a second for there to be one, or for as long as it may wait."""
+        self._pace.asked(time.monotonic())
         oldest, newest = self.positions()
         end = advance(start, oldest, newest, self._records_max)
-        if end != start:
+        if end == start:
+            self._trim()
+            self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
+            if not persist("waiting for the feed", lambda: self._feed.wait(self._stream.topics, newest, WAIT_S)):
+                return start
+            oldest, newest = self.positions()
+            end = advance(start, oldest, newest, self._records_max)
+        end = self._rested(start, end)
+        self._pace.began(time.monotonic())
+        return end
+
+    def _rested(self, start: dict[Place, Position], end: dict[Place, Position]) -> dict[Place, Position]:
+        """After the rest that this batch allows, or when something came that does not wait: the end of what there is then."""
+        rest_s = self._pace.rest_s(start, end, time.monotonic())
+        if rest_s <= 0:
             return end
-        self._trim()
-        self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
-        if not persist("waiting for the feed", lambda: self._feed.wait(self._stream.topics, newest, WAIT_S)):
-            return start
+        topics = [topic for topic in self._stream.topics if topic != UPDATES]
+        seen = {place: position for place, position in end.items() if place[0] != UPDATES}
+        persist("resting", lambda: self._feed.wait(topics, seen, rest_s))
         oldest, newest = self.positions()
         return advance(start, oldest, newest, self._records_max)
 

@@ -110,14 +110,19 @@ class Delivery:
         verdicts = [SETTLED] * len(propagations)
         mine: list[tuple[int, Propagation]] = []
         asked: list[tuple[int, Propagation]] = []
+        settling = self._settling()
         for index, told in enumerate(propagations):
             session = self._sessions.get(told.client)
             partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
-            if self._owns(partition):
-                (asked if told.outcome in ASKED else mine).append((index, told))
-            else:
+            if not self._owns(partition):
                 verdicts[index] = NOT_OWNER
-        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=self._settling())
+            elif session is not None and session.busy.covered and not settling and self._is_covered(session, told):
+                continue  # acknowledged by this very registration before the pipeline came: settled, whatever the row says
+            else:
+                (asked if told.outcome in ASKED else mine).append((index, told))
+        if not mine and not asked:
+            return verdicts
+        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=settling)
         judged = await self._judge(mine, rows)
         wave = Wave(self._clock)
         at_once: list[_Owed] = []
@@ -159,6 +164,9 @@ class Delivery:
             verdicts[index] = verdict
         return verdicts
 
+    def _is_covered(self, session: Session, told: Propagation) -> bool:
+        return told.outcome == OUTCOME_UPDATE and self._fast.covers(session, told.object, told.seqno, told.version)
+
     def _turned(self, sent_s: float) -> None:
         """The event loop came round after a call's sends: before that it read no answers, and no client is slow for it."""
         self._lag_s = max(self._clock() - sent_s - _TURN_S, 0.7 * self._lag_s)
@@ -177,6 +185,8 @@ class Delivery:
         session = self._sessions.get(told.client)
         if tell and version is not None and session is not None and self._fast.covers(session, told.object, told.seqno, version):
             tell = False
+        if tell and session is not None and session.intervals and self._is_held_back(session, told, version, now_s):
+            return _Owed(index, told, row, session, None, tell, version)  # written now, sent when the interval is over
         hears = session is not None and tell and self._unacknowledged.has_room(session, now_s)
         if session is None or not hears or not self._unacknowledged.may_hear(session, told.object):
             return _Owed(index, told, row, session, None, tell, version)
@@ -194,6 +204,12 @@ class Delivery:
             entry.waves.append(wave)
             wave.join()
         return _Owed(index, told, row, session, entry, tell, version)
+
+    def _is_held_back(self, session: Session, told: Propagation, version: int | None, now_s: float) -> bool:
+        """What a registration yields never is."""
+        if version is None or told.outcome != OUTCOME_UPDATE:
+            return False
+        return self._unacknowledged.pacing.holds(session, told.object, told.seqno, version, now_s, stored=True)
 
     @staticmethod
     def _note_stored(entry: Outstanding, row: ClientRow, version: int | None) -> None:

@@ -146,6 +146,7 @@ class Registrar:
         running = [task for task in (self._loop_task, *self._tasks) if task is not None]
         for task in running:
             task.cancel()
+        self.unacknowledged.pacing.stop()
         await asyncio.gather(*running, return_exceptions=True)
 
     def owns(self, partition: int) -> bool:

@@ -23,6 +23,7 @@ from roskva.registrar.row import ClientRow
 
 if TYPE_CHECKING:
     from roskva.registrar.following import Followers
+    from roskva.registrar.pacing import Interval
 
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
@@ -121,11 +122,24 @@ class Outstanding:
 class Busy:
     """What a session needs only while something is owed to it, or it asked for something lately; `rest` gives it back."""
 
-    __slots__ = ("awaited_s", "covered", "hinted_s", "let_go", "let_go_pause_s", "let_go_s", "more", "nonce", "operations", "outstanding")
+    __slots__ = (
+        "awaited_s",
+        "covered",
+        "hinted_s",
+        "intervals",
+        "let_go",
+        "let_go_pause_s",
+        "let_go_s",
+        "more",
+        "nonce",
+        "operations",
+        "outstanding",
+    )
 
     def __init__(self) -> None:
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
         self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
+        self.intervals: dict[ObjectKey, Interval] | None = None  # those that have begun
         self.more = False  # the table holds more unacknowledged notifications than are in memory
         self.awaited_s = 0.0  # since when an acknowledgement is awaited: the first send, or the last one that came
         self.let_go = False  # its notifications were dropped from memory, since it did not answer, and it was not heard since
@@ -150,6 +164,7 @@ class Session:
     __slots__ = (
         "answer_ms",
         "application",
+        "asked_ms",
         "busy",
         "channel",
         "client",
@@ -210,6 +225,7 @@ class Session:
         self.place: int | None = None  # by which the fast path calls it
         self.followed: Sequence[Followers] = NOTHING  # what that tells it of,
         self.followed_at: int | None = None  # as of this seqno and epoch of its row
+        self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
         self.busy = IDLE
 
     def begin(self) -> Busy:
@@ -228,6 +244,10 @@ class Session:
         operations = self.begin().operations
         operations.used = self.used
         return operations
+
+    @property
+    def intervals(self) -> dict[ObjectKey, Interval] | None:
+        return self.busy.intervals
 
     @property
     def more(self) -> bool:
@@ -261,6 +281,7 @@ class Session:
         """Remember what every message tells of the row, so that the row itself need not stay in memory."""
         self.count, self.digest = row.digest.count, row.digest.total
         self.pending = row.pending_count
+        self.asked_ms = row.intervals
         self.read_s = now_s
         if session_of(row.seqno) == self.number:
             self.used = row.seqno
@@ -279,7 +300,7 @@ class Session:
     def rest(self, now_s: float) -> bool:
         """Silent for a while: give back what only a busy session needs, if it is none. Old numbers of operations are no longer late."""
         busy = self.busy
-        if busy.outstanding or busy.more or now_s - busy.hinted_s < SYNC_HINT_S:
+        if busy.outstanding or busy.more or busy.intervals or now_s - busy.hinted_s < SYNC_HINT_S:
             busy.operations = Operations()
             busy.covered = None
             return False
@@ -342,6 +363,7 @@ class Counters:
     propagated: int = 0  # tuples that came from the Matcher
     sent: int = 0
     sent_at_once: int = 0  # by the fast path
+    held_back: int = 0  # until their interval was over; of several versions that wait together one counts
     resent: int = 0
     acknowledged: int = 0
     acknowledged_in_time: int = 0  # before they had to be written
