@@ -220,6 +220,11 @@ class Settings:
     fast_path: bool = setting(
         True, "Send accepted updates at once to clients that are online. The pipeline tells everybody, with it and without it, only later."
     )
+    stamps_per_s: float = setting(
+        20.0,
+        "Updates in a second, at one gateway, whose way to clients is measured (`roskva latency`). 0: none.",
+        least=0,
+    )
     ack_wait_ms: float = setting(50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0)
     scan_s: float = setting(60.0, "How often the rows of online clients with unfinished work are read again.")
     mark_poll_s: float = setting(1.0, "How often a gateway looks for work that others left for its clients.")

@@ -161,6 +161,9 @@ def _add_talking_commands(commands: Any) -> None:
     reset = _add(commands, "reset", _reset, "let an application's versions begin anew, lower ones included", _RESET_MORE)
     reset.add_argument("application", metavar="APPLICATION")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
+    times = _add(commands, "latency", _latency, "show how long updates take to reach clients, and where the time goes", _LATENCY_MORE)
+    watch_help = "show it again every so many seconds (default: 2), of what came since the command began, until Ctrl-C"
+    times.add_argument("--watch", metavar="SECONDS", type=_positive(float), nargs="?", const=2.0, help=watch_help)
     look = _add(commands, "inspect", _inspect, "look at one client or one object", _INSPECT_MORE)
     look.add_argument("what", choices=("client", "object"))
     look.add_argument("name", metavar="NAME", help="the client's id, or APPLICATION/NAME of the object")
@@ -168,9 +171,9 @@ def _add_talking_commands(commands: Any) -> None:
     letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
     letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
     letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
-    for parser in (publish, status, look, letters, invalidate, reset):
+    for parser in (publish, status, times, look, letters, invalidate, reset):
         parser.add_argument("--data", metavar="DIR", help=_DATA_FOR_KEY)
-    for parser in (publish, watch, status, look, letters, invalidate, reset):
+    for parser in (publish, watch, status, times, look, letters, invalidate, reset):
         _add_url(parser)
 
 
@@ -399,6 +402,12 @@ def _status(arguments: argparse.Namespace) -> int:
     return status(arguments)
 
 
+def _latency(arguments: argparse.Namespace) -> int:
+    from roskva.cli.latency import latency
+
+    return latency(arguments)
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
     from roskva.cli.inspect import inspect
 
@@ -589,6 +598,16 @@ _STATUS_MORE: Final = """\
 examples:
   roskva status
   roskva status --json --url http://gateway-1:8470"""
+
+_LATENCY_MORE: Final = """\
+Of updates that the service samples (setting stamps_per_s), over all gateways that answer: from the receipt to the first attempt to send,
+and apart from it to the client's acknowledgement, by the fast path and through the pipeline; then what each hop adds. A value is known to
+a sixteenth. Without --watch it is of all since the gateways started.
+
+examples:
+  roskva latency
+  roskva latency --watch
+  roskva latency --json --url http://gateway-1:8470"""
 
 _INSPECT_MORE: Final = """\
 A client: its session, whether it is online, what it registered, what is on its way, and what it has not acknowledged, since when.

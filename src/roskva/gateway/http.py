@@ -48,7 +48,7 @@ from roskva.gateway.server import CHANNEL_PATH, Port
 from roskva.gateway.trusted import TRUSTED_PATH, TrustedLine, check_trust
 from roskva.gateway.users import Users
 from roskva.gateway.websocket import HttpConnection
-from roskva.model import ClientId
+from roskva.model import PUBLISHED_HEADER, ClientId
 from roskva.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ class Routes:
                 web.get("/v1/inspect/users/{application}/{user:.+}", self._for_operators(self.inspect_user)),
                 web.get("/v1/inspect/clients/{id}", self._for_operators(self.inspect_client)),
                 web.get("/v1/inspect/objects/{application}/{name:.+}", self._for_operators(self.inspect_object)),
+                web.get("/v1/inspect/latency", self._for_operators(self.inspect_latency)),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
                 web.get(TRUSTED_PATH, self.trusted, allow_head=False),
                 web.get("/v1/status", self._for_operators(self.status)),
@@ -210,7 +211,7 @@ class Routes:
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max), self._publisher(request)):
             body = await self._body(request, self.settings.publish_bytes_max)
-            status, answer = await self.publishing.publish(body, may)
+            status, answer = await self.publishing.publish(body, may, _published_us(request))
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
         return _published(status, answer)
 
@@ -287,6 +288,9 @@ class Routes:
     async def inspect_object(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request)))
 
+    async def inspect_latency(self, request: web.Request) -> web.StreamResponse:
+        return json_response(self.inspection.latency())
+
     async def channel(self, request: web.Request) -> web.StreamResponse:
         """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
         if self.port is None or not _wants_websocket(request):
@@ -333,6 +337,12 @@ class Routes:
         )
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _published_us(request: web.Request) -> int:
+    """When the application called its Publisher, as that says; 0: it does not, or not in our words."""
+    text = request.headers.get(PUBLISHED_HEADER, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def _wants_websocket(request: web.Request) -> bool:

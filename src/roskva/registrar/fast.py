@@ -14,12 +14,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from roskva.model import ClientId, ObjectKey, Registration, Update
+from roskva.model import ClientId, ObjectKey, Registration, Stamps, Update
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
 from roskva.registrar.following import Index
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import MAYBE_STORED, Counters, Session
+from roskva.registrar.sessions import MAYBE_STORED, Counters, Outstanding, Session
+from roskva.registrar.trails import NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
 _TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
@@ -38,6 +39,7 @@ class FastPath:
         clock: Callable[[], float],
         speak: Callable[..., None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        trails: Trails,
     ) -> None:
         self._enabled = enabled
         self._sessions = sessions
@@ -46,6 +48,7 @@ class FastPath:
         self._clock = clock
         self._speak = speak
         self._spawn = spawn
+        self._trails = trails
         self._index = Index()
         self._crowds: dict[ObjectKey, Update] = {}  # the newest of objects that are being told in turns
 
@@ -92,8 +95,13 @@ class FastPath:
 
     # Telling.
 
-    def updated(self, updates: Sequence[Update]) -> None:
-        """These updates were accepted just now, here or at another gateway, and are durable in the feed."""
+    def hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        """As `updated`, of updates that another gateway accepted."""
+        self._trails.noted(stamps)
+        self.updated(updates, stamps)
+
+    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> None:
+        """These updates were accepted just now, here or at another gateway, and are durable in the feed; of sampled ones, since when."""
         if not self._index:
             return
         now_s = self._clock()
@@ -104,7 +112,18 @@ class FastPath:
                 continue
             for session, seqno in self._index.of(update.object):
                 self._tell(session, seqno, update, now_s, outbox)
-        self._send(outbox)
+        self._send(outbox, self._followed(stamps, now_s) if stamps else NOBODY)
+
+    def _followed(self, stamps: Sequence[Stamps], now_s: float) -> Mapping[Session, list[Outstanding]]:
+        """Who was just told of a sampled update, as far as it is looked at; not of those who are told in turns."""
+        told = (
+            (session, entry)
+            for one in stamps
+            if self._index.count(one.object) <= _TOLD_PER_TURN
+            for session, _ in self._index.of(one.object)
+            if (entry := session.outstanding.get((one.object, False))) is not None
+        )
+        return self._trails.follow(self._trails.of(stamps), told, now_s)
 
     def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: dict[Session, list[Notify]]) -> None:
         if update.source and session.device == update.source:
@@ -131,10 +150,12 @@ class FastPath:
         entry.hinted = True
         outbox.setdefault(session, []).append(unacknowledged.sent(session, entry, now_s))
 
-    def _send(self, outbox: dict[Session, list[Notify]]) -> None:
+    def _send(self, outbox: dict[Session, list[Notify]], followed: Mapping[Session, list[Outstanding]] = NOBODY) -> None:
         for session, notifications in outbox.items():
             self._counters.sent_at_once += len(notifications)
             self._speak(session, notify=notifications)
+            if followed and session in followed:
+                self._trails.sent(followed[session])
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
-from roskva.model import ClientId, ObjectKey, session_of
+from roskva.model import ClientId, ObjectKey, Stamps, session_of
 from roskva.protocol.messages import Notify, Summary
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
@@ -97,7 +97,7 @@ class Wave:
 class Outstanding:
     """A notification that an online client has not acknowledged: at most one per object and kind."""
 
-    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "version", "waves")
+    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "trail", "version", "waves")
 
     def __init__(self, key: ObjectKey, seqno: int, version: int | None) -> None:
         self.object = key
@@ -109,6 +109,7 @@ class Outstanding:
         self.stored = NOT_STORED
         self.acknowledged = False
         self.hinted = False  # sent before the pipeline came with it
+        self.trail: Stamps | None = None  # of a sampled update
         self.waves: list[Wave] = []
 
     def release(self) -> None:
