@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,6 +25,8 @@ from tests.security.test_connections import served_meanwhile
 INIT: dict[str, Any] = {"nonce": "n", "application": "demo", "device": "d"}
 # A message that is answered, and costs nothing.
 NOTHING = b'{"token":""}'
+ROOT = Path(__file__).parents[2]
+MILLION = 1_000_000
 
 
 def demo(**changes: Any) -> dict[str, ApplicationSettings]:
@@ -41,6 +47,32 @@ async def test_handshakes_of_one_address(start: Start, http: aiohttp.ClientSessi
             assert (await hear(another))["error"]["code"] == "rate-limited"
         assert gateway.metrics.limited_handshakes == 2
         assert gateway.registrar.counters.handshakes == 3  # of the other client, and the two: nothing was done for the rest
+
+
+@pytest.mark.timeout(240)
+async def test_a_million_handshakes_of_one_address(start: Start, http: aiohttp.ClientSession) -> None:
+    """By a process of its own, which waits for each answer: all are refused one by one, and nothing is kept of them."""
+    gateway = await start(handshakes_per_address_per_s=1.0)  # twenty at once
+    place = gateway.url.removeprefix("http://")
+    command = (sys.executable, "-m", "bench.hostile", "handshakes", place, "180", "--count", str(MILLION), "--nice")
+    before_bytes = resident_bytes()
+    async with served_meanwhile(gateway, http):
+        attacker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            told, _ = await attacker.communicate()
+        finally:
+            if attacker.returncode is None:
+                attacker.kill()
+        did = json.loads(told)["did"]
+        assert did["handshakes: granted"] + did["handshakes: rate-limited"] == MILLION
+        assert did["handshakes: granted"] < 500
+        assert gateway.metrics.limited_handshakes == did["handshakes: rate-limited"]
+        assert gateway.registrar.counters.handshakes == did["handshakes: granted"] + 1  # of the client that is served meanwhile
+    assert resident_bytes() - before_bytes < 50_000_000
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def test_messages_of_one_connection(start: Start, http: aiohttp.ClientSession) -> None:
