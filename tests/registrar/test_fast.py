@@ -54,6 +54,23 @@ async def test_who_is_online_hears_at_once_and_the_pipeline_adds_nothing(place: 
     assert place.registrar.counters.sent_at_once == 1
 
 
+async def test_for_what_was_acknowledged_no_row_is_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    await asyncio.sleep(0.05)
+    place.registrar.rows.drop_all()
+
+    async def no_row(*_: object, **__: object) -> None:
+        raise AssertionError("the row was asked for")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place.registrar.rows, "get_many", no_row)
+        assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+        with pytest.raises(AssertionError):
+            await place.registrar.propagate([told(event, OUTCOME_UPDATE, 8)])
+
+
 async def test_what_is_not_acknowledged_the_pipeline_makes_durable(place: Place) -> None:
     channel, token, event = await following(place)
     place.registrar.fast.updated([Update(event.object, 7, "")])

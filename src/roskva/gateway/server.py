@@ -27,6 +27,7 @@ from roskva.gateway.addresses import peer_of
 from roskva.gateway.admission import Admission
 from roskva.gateway.attached import AttachedConnection, Attachment
 from roskva.gateway.opening import OPENING_S, Opening
+from roskva.gateway.permission import Asked
 from roskva.gateway.polled import PolledConnection, Polls, older
 from roskva.gateway.routing import error_message
 from roskva.gateway.tls import Certificates, SecureListener
@@ -182,7 +183,7 @@ class Port:
         if not self.admission.has_room(address):
             raise TooManyConnections("connections_per_address_max")
 
-    def address_of(self, request: web.Request) -> str:
+    def address_of(self, request: Asked) -> str:
         """What the client of a request counts by."""
         forwarded = request.headers.getall("X-Forwarded-For", [""])[-1]
         return self.admission.addresses.counted(peer_of(request.transport), forwarded)

@@ -14,11 +14,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from roskva.model import ClientId, ObjectKey, Registration, Update
+from roskva.model import ClientId, ObjectKey, Registration, Stamps, Update
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import MAYBE_STORED, NOTHING, Counters, Session
+from roskva.registrar.sessions import MAYBE_STORED, NOTHING, Counters, Outstanding, Session
+from roskva.registrar.trails import NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
 _FEW: Final = 8  # followers of an object that are kept in a tuple, which takes a third of a dictionary
@@ -71,6 +72,7 @@ class FastPath:
         clock: Callable[[], float],
         speak: Callable[..., None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        trails: Trails,
     ) -> None:
         self._enabled = enabled
         self._sessions = sessions
@@ -79,6 +81,7 @@ class FastPath:
         self._clock = clock
         self._speak = speak
         self._spawn = spawn
+        self._trails = trails
         self._index: dict[ObjectKey, Followers] = {}
         self._crowds: dict[ObjectKey, Update] = {}  # the newest of objects that are being told in turns
 
@@ -140,8 +143,13 @@ class FastPath:
 
     # Telling.
 
-    def updated(self, updates: Sequence[Update]) -> None:
-        """These updates were accepted just now, here or at another gateway, and are durable in the feed."""
+    def hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        """As `updated`, of updates that another gateway accepted."""
+        self._trails.noted(stamps)
+        self.updated(updates, stamps)
+
+    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> None:
+        """These updates were accepted just now, here or at another gateway, and are durable in the feed; of sampled ones, since when."""
         if not self._index:
             return
         now_s = self._clock()
@@ -155,7 +163,18 @@ class FastPath:
                 continue
             for session, seqno in followers.items():
                 self._tell(session, seqno, update, now_s, outbox)
-        self._send(outbox)
+        self._send(outbox, self._followed(stamps, now_s) if stamps else NOBODY)
+
+    def _followed(self, stamps: Sequence[Stamps], now_s: float) -> Mapping[Session, list[Outstanding]]:
+        """Who was just told of a sampled update, as far as it is looked at; not of those who are told in turns."""
+        told = (
+            (session, entry)
+            for one in stamps
+            if (followers := self._index.get(one.object)) is not None and len(followers) <= _TOLD_PER_TURN
+            for session, _ in followers.items()
+            if (entry := session.outstanding.get((one.object, False))) is not None
+        )
+        return self._trails.follow(self._trails.of(stamps), told, now_s)
 
     def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: dict[Session, list[Notify]]) -> None:
         if update.source and session.device == update.source:
@@ -165,6 +184,8 @@ class FastPath:
         if covered is not None and covered[0] == seqno and covered[1] >= update.version:
             return
         unacknowledged = self._unacknowledged
+        if session.intervals and unacknowledged.pacing.holds(session, key, seqno, update.version, now_s, stored=False):
+            return
         if not unacknowledged.has_room(session, now_s) or not unacknowledged.may_hear(session, key):
             return
         known = session.outstanding.get((key, False))
@@ -179,10 +200,12 @@ class FastPath:
         entry.hinted = True
         outbox.setdefault(session, []).append(unacknowledged.sent(session, entry, now_s))
 
-    def _send(self, outbox: dict[Session, list[Notify]]) -> None:
+    def _send(self, outbox: dict[Session, list[Notify]], followed: Mapping[Session, list[Outstanding]] = NOBODY) -> None:
         for session, notifications in outbox.items():
             self._counters.sent_at_once += len(notifications)
             self._speak(session, notify=notifications)
+            if followed and session in followed:
+                self._trails.sent(followed[session])
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""

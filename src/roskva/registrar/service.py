@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from roskva.config import Settings
 from roskva.errors import CredentialExpired, Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.lanes import FeedLanes
-from roskva.model import DAY_S, ClientId, ObjectKey, Propagation
+from roskva.model import DAY_S, ClientId, ObjectKey, Propagation, Stamps
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, SyncRequest, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
@@ -36,6 +36,7 @@ from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import Channel, Counters, Orders, Session
 from roskva.registrar.telling import Telling
+from roskva.registrar.trails import Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.registrar.users import WANTED, Access, Users, wanted
 from roskva.registrar.writing import RowWriter
@@ -116,7 +117,10 @@ class Registrar:
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
         self.operating = Operating(self, settings, table, self._orders, clock)
         self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak, self.users)
-        self.fast = FastPath(settings.fast_path, self.sessions, self.unacknowledged, self.counters, clock, self.speak, self.spawn)
+        self.trails = Trails(wall_clock)
+        self.fast = FastPath(
+            settings.fast_path, self.sessions, self.unacknowledged, self.counters, clock, self.speak, self.spawn, self.trails
+        )
         self.delivery = Delivery(
             settings,
             self.rows,
@@ -134,6 +138,7 @@ class Registrar:
             collect=self.collection.answer,
             settled=self.recovery.settled,
             spawn=self.spawn,
+            trails=self.trails,
         )
 
     async def start(self) -> None:
@@ -145,6 +150,7 @@ class Registrar:
         running = [task for task in (self._loop_task, *self._tasks) if task is not None]
         for task in running:
             task.cancel()
+        self.unacknowledged.pacing.stop()
         await asyncio.gather(*running, return_exceptions=True)
 
     def owns(self, partition: int) -> bool:
@@ -247,8 +253,8 @@ class Registrar:
             self.leave(session)
         channel.session = _GONE
 
-    async def propagate(self, propagations: list[Propagation]) -> list[int]:
-        return await self.delivery.propagate(propagations)
+    async def propagate(self, propagations: list[Propagation], stamps: Sequence[Stamps] = ()) -> list[int]:
+        return await self.delivery.propagate(propagations, stamps)
 
     async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Do a client's work; whether it was done. Made only here: a coroutine that is stopped before it began would complain."""

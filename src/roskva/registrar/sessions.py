@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
-from roskva.model import ClientId, ObjectKey, session_of
+from roskva.model import ClientId, ObjectKey, Stamps, session_of
 from roskva.protocol.messages import Notify, Summary
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
 
 if TYPE_CHECKING:
     from roskva.registrar.fast import Followers
+    from roskva.registrar.pacing import Interval
 
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
@@ -93,7 +94,7 @@ class Wave:
 class Outstanding:
     """A notification that an online client has not acknowledged: at most one per object and kind."""
 
-    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "version", "waves")
+    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "trail", "version", "waves")
 
     def __init__(self, key: ObjectKey, seqno: int, version: int | None) -> None:
         self.object = key
@@ -105,6 +106,7 @@ class Outstanding:
         self.stored = NOT_STORED
         self.acknowledged = False
         self.hinted = False  # sent before the pipeline came with it
+        self.trail: Stamps | None = None  # of a sampled update
         self.waves: list[Wave] = []
 
     def release(self) -> None:
@@ -121,6 +123,7 @@ class Session:
     __slots__ = (
         "answer_ms",
         "application",
+        "asked_ms",
         "awaited_s",
         "channel",
         "client",
@@ -133,6 +136,7 @@ class Session:
         "heard_s",
         "hinted_s",
         "identity",
+        "intervals",
         "let_go_pause_s",
         "let_go_s",
         "more",
@@ -189,6 +193,8 @@ class Session:
         self.followed: list[Followers] = NOTHING  # what the fast path tells it of,
         self.followed_at: tuple[int, int] | None = None  # as of this seqno and epoch of its row
         self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
+        self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
+        self.intervals: dict[ObjectKey, Interval] | None = None  # those that have begun
         self.operations = Operations()
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
 
@@ -212,6 +218,7 @@ class Session:
         if self.summary != summary:
             self.summary = summary
         self.pending = row.pending_count
+        self.asked_ms = row.intervals
         self.read_s = now_s
         if session_of(row.seqno) == self.number:
             self.operations.used = row.seqno
@@ -274,6 +281,7 @@ class Counters:
     propagated: int = 0  # tuples that came from the Matcher
     sent: int = 0
     sent_at_once: int = 0  # by the fast path
+    held_back: int = 0  # until their interval was over; of several versions that wait together one counts
     resent: int = 0
     acknowledged: int = 0
     acknowledged_in_time: int = 0  # before they had to be written
