@@ -64,6 +64,9 @@ _TEXT: Final = WSMsgType.TEXT
 # is full, the head is overwritten before it is sent.
 _COPIED_BYTES_MAX: Final = 8192
 _NO_HEADERS: Final[dict[str, str]] = {}
+# libuv reads a socket up to 32 times in a turn of the loop, as long as there is something. Of one that had so much at once it reads once.
+_TURN_BYTES: Final = 4096
+_FILLED_BYTES_MAX: Final = 8192
 
 
 class WebSocketConnection(WSListener, Noted):
@@ -163,6 +166,16 @@ class WebSocketConnection(WSListener, Noted):
         if not self._closing:
             self._port.admission.unfinished.grew(self, self.unfinished)
 
+    def let_others(self) -> None:
+        """It says very much: the rest of it in the next turn of the loop, after what others have to say."""
+        if not self._closing and self._transport is not None:
+            self._transport.underlying_transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._closing and self._transport is not None:
+            self._transport.underlying_transport.resume_reading()
+
     def pause_writing(self) -> None:
         self._port.paused[self] = time.monotonic()
 
@@ -205,14 +218,22 @@ class ChannelProtocol(WSProtocol):  # type: ignore[misc]  # an extension's class
     __slots__ = ("connection",)
     connection: WebSocketConnection
 
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """picows doubles a buffer that was filled, whatever with. One that is large already is filled with nothing but a larger message."""
+        free: memoryview = _get_buffer(self, size_hint)
+        return free if len(free) <= _FILLED_BYTES_MAX else free[: len(free) // 2]
+
     def buffer_updated(self, count: int) -> None:
         connection = self.connection
         connection.unfinished += count
         _buffer_updated(self, count)
         if connection.unfinished > FREE_BYTES:
             connection.grew()
+        if count > _TURN_BYTES:
+            connection.let_others()
 
 
+_get_buffer: Final[Any] = WSProtocol.get_buffer
 _buffer_updated: Final[Any] = WSProtocol.buffer_updated
 
 
