@@ -147,7 +147,7 @@ class Details:
         registered = [
             {"object": _text(name[len(cells.REG) :]), "seqno": str(cell.timestamp)}
             for name, cell in listed.items()
-            if cell.value == cells.REGISTERED and epoch_of(ObjectKey(name[len(cells.REG) :])) == epoch
+            if cells.is_registered(cell) and epoch_of(ObjectKey(name[len(cells.REG) :])) == epoch
         ]
         return ClientRow(client, found.values(), epoch), registered, _next(listed, page.limit, cells.REG)
 
@@ -282,7 +282,7 @@ class Details:
         for copy in copies:
             cells_of = found[rows[copy.client]]
             standing = cells_of.get(cells.REG + key)
-            if cells.CREATED not in cells_of or standing is None or standing.timestamp != copy.seqno or standing.value != cells.REGISTERED:
+            if cells.CREATED not in cells_of or standing is None or standing.timestamp != copy.seqno or not cells.is_registered(standing):
                 outdated += 1  # the client is gone or registered anew: the next update shows it, and the copy goes
                 continue
             on_its_way = cells_of.get(cells.PENDING + key)

@@ -122,6 +122,7 @@ def door_application(routes: Routes) -> web.Application:
             web.get("/metrics", metrics),
             web.post("/online", online),
             web.get("/v1/inspect/clients/{id}", routes.inspect_client_here),
+            web.get("/v1/inspect/latency", routes.inspect_latency_here),
             web.get("/v1/inspect/objects/{application}/{name:.+}", routes.inspect_object_here),
             *routes.polling(None).routes_of_one(),
         ]

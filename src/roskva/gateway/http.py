@@ -34,7 +34,7 @@ from roskva.errors import (
     Unavailable,
     UnknownPath,
 )
-from roskva.gateway.answering import SERVER
+from roskva.gateway.answering import SERVER, Plain, written, written_ok
 from roskva.gateway.commands import Commands
 from roskva.gateway.details import PAGE_DEFAULT, Details, Page, with_more_owed
 from roskva.gateway.disk import DiskWatch
@@ -43,14 +43,14 @@ from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
 from roskva.gateway.origins import ORIGIN, Origins, tell_browser
 from roskva.gateway.peers import Peers
-from roskva.gateway.permission import MayPublish, Permission
+from roskva.gateway.permission import Asked, MayPublish, Permission
 from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
 from roskva.gateway.trusted import TRUSTED_PATH, TrustedLine, check_trust
 from roskva.gateway.users import Users
 from roskva.gateway.websocket import HttpConnection
-from roskva.model import ClientId
+from roskva.model import PUBLISHED_HEADER, ClientId
 from roskva.telemetry.metrics import Metrics, merged
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,13 @@ def error_response(error: RoskvaError, status: int | None = None) -> web.Respons
         response.headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
     if response.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _published(status: int, answer: bytes) -> web.Response:
+    response = web.Response(body=answer, status=status, content_type="application/json")
+    if status == 503:
+        response.headers["Retry-After"] = "1"
     return response
 
 
@@ -165,6 +172,7 @@ class Routes:
                 web.get("/v1/inspect/users/{application}/{user:.+}", self._for_operators(self.inspect_user)),
                 web.get("/v1/inspect/clients/{id}", self._for_operators(self.inspect_client)),
                 web.get("/v1/inspect/objects/{application}/{name:.+}", self._for_operators(self.inspect_object)),
+                web.get("/v1/inspect/latency", self._for_operators(self.inspect_latency)),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
                 web.get(TRUSTED_PATH, self.trusted, allow_head=False),
                 web.get("/v1/status", self._for_operators(self.status)),
@@ -216,14 +224,29 @@ class Routes:
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max), self._publisher(request)):
             body = await self._body(request, self.settings.publish_bytes_max)
-            status, answer = await self.publishing.publish(body, may)
+            status, answer = await self.publishing.publish(body, may, _published_us(request))
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
-        response = web.Response(body=answer, status=status, content_type="application/json")
-        if status == 503:
-            response.headers["Retry-After"] = "1"
-        return response
+        return _published(status, answer)
 
-    def _publisher(self, request: web.Request) -> str:
+    async def publish_plainly(self, asked: Plain, body: bytes) -> bytes:
+        """A publish on the short way (gateway/answering.py): all bytes of the answer. The same steps as above, and raises nothing."""
+        began_s = time.perf_counter()
+        try:
+            may = self.permission.publish(asked)
+            self.disk.check()
+            if len(body) > self.settings.publish_bytes_max:
+                raise MessageTooLarge(len(body), self.settings.publish_bytes_max)
+            with self.intake.request(len(body), self._publisher(asked)):
+                status, answer = await self.publishing.publish(body, may)
+        except RoskvaError as error:
+            return written(error_response(error))
+        except Exception:
+            log.exception("POST /v1/publish failed")
+            return written(error_response(RoskvaError("The request could not be handled.")))
+        self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
+        return written_ok(answer) if status == 200 else written(_published(status, answer))
+
+    def _publisher(self, request: Asked) -> str:
         """Whose share of the room for publishing it takes: a key's; without one, an address's, if that has limits at all."""
         return self.permission.known_hash(request) or ("" if self.port is None else self.port.address_of(request))
 
@@ -297,6 +320,16 @@ class Routes:
     async def inspect_object_here(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request)))
 
+    async def inspect_latency(self, request: web.Request) -> web.StreamResponse:
+        """Of one gateway; with `member`, of that one, whichever answers: those of several add up at who asks."""
+        member = request.query.get("member", "")
+        if self.peers.knows(member):
+            return await self.peers.relay(request, member)
+        return await self.inspect_latency_here(request)
+
+    async def inspect_latency_here(self, request: web.Request) -> web.StreamResponse:
+        return json_response(self.inspection.latency())
+
     async def channel(self, request: web.Request) -> web.StreamResponse:
         """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
         if self.port is None or not _wants_websocket(request):
@@ -351,6 +384,12 @@ class Routes:
         )
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _published_us(request: web.Request) -> int:
+    """When the application called its Publisher, as that says; 0: it does not, or not in our words."""
+    text = request.headers.get(PUBLISHED_HEADER, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def _wants_websocket(request: web.Request) -> bool:

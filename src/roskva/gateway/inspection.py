@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ from roskva.registrar.members import MEMBERS_ROW
 from roskva.table.interface import Table
 from roskva.table.lanes import TableLanes
 from roskva.table.manifest import COMPLETE, Manifest
+from roskva.telemetry.latency import Latency
 from roskva.telemetry.metrics import Metrics
 
 LETTERS_MAX: Final = 1_000
@@ -57,6 +58,8 @@ class Inspection:
     work: Callable[[], dict[str, Any]]  # what this gateway's Registrar has not finished
     disk: Callable[[], dict[str, Any]]
     peers: Peers
+    measured: Latency
+    _since_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     _looking: asyncio.Task[list[str]] | None = None  # for who asks whether this is ready: all that ask meanwhile wait for one look
     _looked_s: float = 0.0
 
@@ -66,6 +69,15 @@ class Inspection:
         if self._looking is None or (self._looking.done() and now_s - self._looked_s >= for_s):
             self._looking, self._looked_s = asyncio.get_running_loop().create_task(self.unready()), now_s
         return await asyncio.shield(self._looking)
+
+    def latency(self) -> dict[str, Any]:
+        """The times of sampled updates that this gateway has seen since it started. Those of several gateways add up."""
+        return {
+            "member": self.membership.member.id,
+            "since_ms": self._since_ms,
+            "stamps_per_s": self.settings.stamps_per_s,
+            **self.measured.document(),
+        }
 
     async def object_version(self, application: str, text: str) -> dict[str, Any]:
         """The version that the Matcher knows. One that came before a loss no longer counts: versions after it may be lost."""

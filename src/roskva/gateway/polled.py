@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from roskva.gateway.server import Port
-    from roskva.protocol.tokens import Claims
 
 WAIT_S: Final = 50.0  # for a message; below the 60 s after which nginx gives an answer up (its default proxy_read_timeout)
 IDLE_S: Final = 30.0  # without a reader
@@ -41,7 +40,6 @@ class PolledConnection(Noted):
         "_reader",
         "_request",
         "address",
-        "claims",
         "closed_with",
         "id",
         "malformed",
@@ -64,7 +62,6 @@ class PolledConnection(Noted):
         self.closed_with = ""  # the name of the reason
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self._note: object | None = None

@@ -47,7 +47,7 @@ from roskva.gateway.server import Port
 from roskva.gateway.tls import certificates_of
 from roskva.gateway.users import Users
 from roskva.keys import load_keys
-from roskva.model import ClientId, Update
+from roskva.model import ClientId, Stamps, Update
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.service import Registrar
 from roskva.table import TableLanes, open_manifest, open_table
@@ -119,7 +119,7 @@ class Gateway:
         undo.push_async_callback(door.close)  # late: what clients are told at the end may go through it
         await asyncio.to_thread(door.bind)
         internal_port = InternalPort(
-            keys.internal, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.updated, metrics
+            keys.internal, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.hinted, metrics
         )
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
@@ -147,10 +147,12 @@ class Gateway:
             self._unfinished,
             self.disk.report,
             peers,
+            self.registrar.trails.latency,
         )
         details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
-        registry = registry_of(metrics, self.name, self.registrar.counters.items, self._gauges)
-        publishing = Publishing(settings, feed, epoch_seen, metrics, hint=self._hint if settings.fast_path else None)
+        registry = registry_of(metrics, self.name, self.registrar.counters.items, self._gauges, self.registrar.trails.latency)
+        hint = self._hint if settings.fast_path else None
+        publishing = Publishing(settings, feed, epoch_seen, metrics, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
         permission = Permission(self.applications, keys.admin, metrics)
@@ -179,7 +181,7 @@ class Gateway:
         await runner.setup()
         server = runner.server
         assert server is not None
-        self._http = partial(Answering, server, HTTP_IDLE_S)
+        self._http = partial(Answering, server, HTTP_IDLE_S, self.routes.publish_plainly)
         self.port.served_by(server)
         undo.push_async_callback(runner.cleanup)
         undo.push_async_callback(self.port.stop)
@@ -203,10 +205,10 @@ class Gateway:
         self.links.members_changed(self.view.live)
         self.router.members_changed()
 
-    def _hint(self, updates: Sequence[Update]) -> None:
+    def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         """Just accepted: to clients that are online, here and at the other gateways."""
-        self.registrar.fast.updated(updates)
-        self.links.hint(updates)
+        self.registrar.fast.updated(updates, stamps)
+        self.links.hint(updates, stamps)
 
     def _press(self, reason: str) -> None:
         self.registrar.room.pressed = reason
@@ -216,7 +218,8 @@ class Gateway:
 
     def _is_connected(self, client: ClientId) -> bool:
         """Whether this gateway holds the client's connection, whoever owns the client."""
-        return any(connection.claims is not None and connection.claims.client == client for connection in self.router.connections.values())
+        session = self.registrar.sessions.get(client)
+        return self.router.carries(client, None if session is None else session.channel)
 
     def _unfinished(self) -> dict[str, Any]:
         registrar = self.registrar

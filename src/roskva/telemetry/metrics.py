@@ -17,6 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from roskva.telemetry.latency import Latency, in_order
+
 Numbers = Callable[[], Iterable[tuple[str, int]]]
 
 MILLISECONDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0)
@@ -126,6 +128,34 @@ class Metrics:
     propagate_ms: Histogram = _histogram("roskva_propagate_milliseconds", "From the Matcher's call to its answer.")
 
 
+# Powers of two, which are exact bounds of a LogHistogram: 64 microseconds to 33 s.
+_LATENCY_US: Final = tuple(1 << power for power in range(6, 26))
+
+
+class LatencyCollector(Collector):
+    """The times of sampled updates, by way and hop."""
+
+    def __init__(self, latency: Latency, gateway: str) -> None:
+        self._latency = latency
+        self._gateway = gateway
+
+    def collect(self) -> Iterable[Metric]:
+        times = HistogramMetricFamily(
+            "roskva_latency_milliseconds",
+            "Between the points that sampled updates pass; `received to ...` are whole times.",
+            labels=[GATEWAY, "way", "hop"],
+        )
+        for way, hop, histogram in in_order(self._latency.histograms):
+            below = zip(_LATENCY_US, histogram.below(_LATENCY_US), strict=True)
+            buckets = [(f"{bound / 1000:g}", float(count)) for bound, count in below]
+            times.add_metric([self._gateway, way, hop], [*buckets, ("+Inf", histogram.count)], histogram.total / 1000)
+        sampled = CounterMetricFamily("roskva_stamped", "Accepted updates that were sampled.", labels=[GATEWAY])
+        sampled.add_metric([self._gateway], self._latency.sampled)
+        backwards = CounterMetricFamily("roskva_stamps_backwards", "Times between stamps that were below 0.", labels=[GATEWAY])
+        backwards.add_metric([self._gateway], self._latency.backwards)
+        return [times, sampled, backwards]
+
+
 class MetricsCollector(Collector):
     """Turns the slots into metric families when /metrics is read."""
 
@@ -166,14 +196,18 @@ class MetricsCollector(Collector):
         return gauge
 
 
-def registry_of(metrics: Metrics, gateway: str, milestones: Numbers = tuple, gauges: Numbers = tuple) -> CollectorRegistry:
+def registry_of(
+    metrics: Metrics, gateway: str, milestones: Numbers = tuple, gauges: Numbers = tuple, latency: Latency | None = None
+) -> CollectorRegistry:
     """A registry of its own: nothing global, so that two gateways in one process do not share numbers. Every sample says whose it is.
 
     `milestones` tells how many notifications and registrations reached which point at the Registrar since it started; `gauges`
-    what it holds now.
+    what it holds now; `latency` what sampled updates took.
     """
     registry = CollectorRegistry()
     registry.register(MetricsCollector(metrics, gateway, milestones, gauges))
+    if latency is not None:
+        registry.register(LatencyCollector(latency, gateway))
     return registry
 
 
