@@ -48,7 +48,6 @@ from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.routing import Router
-    from roskva.protocol.tokens import Claims
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +69,13 @@ def _expire(connection: FrameConnection) -> None:
 class RemoteChannel:
     """A client's connection at another gateway, as the Registrar here sees it."""
 
-    __slots__ = ("_caller", "_metrics", "_note", "_number", "claims", "token")
+    __slots__ = ("_caller", "_metrics", "_note", "_number", "token")
 
     def __init__(self, caller: FrameConnection, number: int, metrics: Metrics) -> None:
         self._caller = caller
         self._number = number
         self._metrics = metrics
         self.token = ""
-        self.claims: Claims | None = None
         self._note: object | None = None
 
     @property

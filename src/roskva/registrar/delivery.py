@@ -128,7 +128,7 @@ class Delivery:
             partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
             if not self._owns(partition):
                 verdicts[index] = NOT_OWNER
-            elif session is not None and session.covered and not settling and self._is_covered(session, told):
+            elif session is not None and session.busy.covered and not settling and self._is_covered(session, told):
                 continue  # acknowledged by this very registration before the pipeline came: settled, whatever the row says
             else:
                 (asked if told.outcome in ASKED else mine).append((index, told))
@@ -323,7 +323,7 @@ class Delivery:
         entry.acknowledged = True
         if entry.trail is not None:
             self._trails.acknowledged(entry)
-        session.awaited_s = now_s
+        session.busy.awaited_s = now_s
         self._counters.acknowledged += 1
         if entry.stored == NOT_STORED:
             self._counters.acknowledged_in_time += 1

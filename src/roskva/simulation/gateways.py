@@ -14,7 +14,6 @@ from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Party, Router
 from roskva.model import Stamps, Update
-from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
@@ -37,7 +36,6 @@ class GatewayEnd:
     def __init__(self, gateway: SimulatedGateway, client: ClientEnd) -> None:
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.address = ""
