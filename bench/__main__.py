@@ -1,4 +1,4 @@
-"""`python -m bench NAME`: runs one measurement or all, prints a table or JSON, keeps results and plots in bench/results."""
+"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from bench import document
 from bench.plots import draw
 from bench.report import RESULTS, Result
 from bench.service import BenchFailed, say
@@ -19,9 +21,19 @@ from bench.world import Options
 
 NAMES: Final = (
     *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery", "objects", "loss", "figure6", "figure7"),
+    *("sweeping", "objects", "loss", "figure6", "figure7", "figure8", "figure9", "figure11", "recovery"),
 )
-BOTH: Final = ("figure6", "figure7")  # share one crowd when all are measured
+BOTH: Final = ("figure6", "figure7")  # asked for together, they measure the same crowd
+
+# What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
+SHORTER: Final[dict[str, dict[str, Any]]] = {
+    "contacts": {"seconds": 60.0},
+    "failover": {"clients": 4_000},
+    "figure6": {"clients": 100_000},
+    "reconnect": {"clients": 5_000},
+    "recovery": {"clients": 10_000},
+    "sweeping": {"clients": 50_000},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,10 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    every = arguments.name == "all"
-    for name in [one for one in NAMES if one != BOTH[1]] if every else [arguments.name]:
+    names = NAMES if "all" in arguments.names else tuple(dict.fromkeys(arguments.names))
+    together = set(BOTH) <= set(names)
+    for name in names:
+        if together and name == BOTH[1]:
+            continue
         try:
-            results = measure_both(options) if every and name == BOTH[0] else [measure(name, options)]
+            shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
+            asked = replace(options, **shorter)
+            results = measure_both(asked) if together and name == BOTH[0] else [measure(name, asked)]
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130
@@ -44,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             result.write(arguments.results)
             draw(result.document(), arguments.results)
             print(result.json() if arguments.json else result.table(), flush=True)
+        if arguments.results == RESULTS:
+            document.write()
     return status
 
 
@@ -56,9 +75,11 @@ def measure(name: str, options: Options) -> Result:
 
 
 def measure_both(options: Options) -> list[Result]:
-    """The two that need a million clients, with the same ones."""
+    """The two that need a million clients, with the same ones: to bring them takes longer than to measure them."""
+    began_s = time.monotonic()
     print(f"{' and '.join(BOTH)}:", file=sys.stderr, flush=True)
     results: list[Result] = importlib.import_module("bench.figure7").measure_both(options)
+    say(f"done in {time.monotonic() - began_s:.0f} s")
     return results
 
 
@@ -72,10 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures a real service that it starts on this machine, in a temporary directory, on a free port.",
-        epilog="Without options the figures are those that docs/performance.md quotes. Others change what is measured, so choose"
-        " --results elsewhere for them.",
+        epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
+        " measured, so choose --results elsewhere for them.",
     )
-    parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"one of {', '.join(NAMES)}, or all")
+    names = f"some of {', '.join(NAMES)}, or all; figure6 and figure7 together are of one run, as are figure8 and figure9"
+    parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
+    parser.add_argument("--full", action="store_true", help="all: every one in full size, which takes more than an hour")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")

@@ -104,6 +104,8 @@ class Operating:
         for event in decision.events:
             if not event.registered:
                 self.registrar.unacknowledged.forget(session, event.object)
+            else:
+                self.registrar.unacknowledged.pacing.forget(session, event.object)  # what it yields is never held back
         self.registrar.counters.registrations += len(decision.events)
         self.registrar.counters.over_limits += sum(status.code == TooManyRegistrations.code for status in decision.statuses)
         session.take(row, session.read_s)
