@@ -70,7 +70,13 @@ async def climb(there: Crowd, generator: Generator, options: Options) -> Result:
             "changed": there.changed,
         },
         warm_up=f"{SETTLE_S:g} s before each window",
-        figures={"steps": steps, "relative_to_the_first": grown, "users": users},
+        figures={
+            "steps": steps,
+            "relative_to_the_first": grown,
+            "users": users,
+            "published": generator.counts.published,
+            "notified": generator.counts.notified,
+        },
         aims=[
             Aim(f"CPU at {users:g} times the users / CPU at the first", "", AIM, grown["cpu_percent"][-1]),
             Aim("p50, slowest window / first", "", _FLAT, max(grown["p50_ms"])),

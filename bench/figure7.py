@@ -7,6 +7,7 @@ Compared is the CPU that all processes of the service use in a second with that 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 from bench import figure6
@@ -50,6 +51,7 @@ async def climb(there: Crowd, generator: Generator, options: Options) -> Result:
     seconds = options.seconds or STEP_S
     rates = RATES_PER_S if options.rate is None else (options.rate, 2 * options.rate)
     steps: list[dict[str, Any]] = []
+    before = replace(generator.counts)
     for rate in rates:
         generator.rate_per_s = rate / FAN_OUT
         await asyncio.sleep(min(SETTLE_S, seconds))
@@ -76,7 +78,14 @@ async def climb(there: Crowd, generator: Generator, options: Options) -> Result:
             "changed": there.changed,
         },
         warm_up=f"{SETTLE_S:g} s of each rate before its step",
-        figures={"steps": steps, "relative_to_the_first": grown, "highest_held_per_s": highest, "all_told_in_the_end": complete},
+        figures={
+            "steps": steps,
+            "relative_to_the_first": grown,
+            "highest_held_per_s": highest,
+            "all_told_in_the_end": complete,
+            "published": generator.counts.published - before.published,
+            "notified": generator.counts.notified - before.notified,
+        },
         aims=[
             Aim("notifications held", "/s", rates[-1] * _HELD, highest, larger_is_better=True),
             Aim("accepted versions that a client in sync was not told of", "", 0.0, float(generator.counts.missing)),
