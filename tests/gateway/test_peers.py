@@ -115,6 +115,14 @@ async def test_whether_a_client_is_online_is_told_by_its_owner(pair: tuple[Gatew
     await connected.close()
 
 
+async def test_each_is_asked_for_its_times_by_name(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    for _ in range(4):
+        for gateway in pair:
+            path = f"/v1/inspect/latency?member={gateway.member_id}"
+            async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(gateway.url + path) as answer:
+                assert (await answer.json())["member"] == gateway.member_id
+
+
 async def test_what_one_accepts_the_clients_of_the_other_hear_at_once(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
     """The fast path: without the pipeline, of which there is none here."""
     connected = await connect_to(pair[1], http)
