@@ -18,7 +18,7 @@ from bench.service import BenchFailed, say
 from bench.world import Options
 
 NAMES: Final = (
-    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
+    *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
     *("sweeping", "figure11", "recovery"),
 )
 

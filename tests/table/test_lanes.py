@@ -222,7 +222,7 @@ async def test_what_comes_while_a_lane_rests_goes_together_and_what_comes_after_
 
     def work(items: list[int]) -> list[int | Exception]:
         batches.append(items)
-        return [item for item in items]
+        return list(items)
 
     lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=0.3)
     assert await lane.submit(1, 1) == 1
