@@ -13,8 +13,6 @@ from roskva.config import Settings
 from roskva.model import OUTCOME_UNREGISTERED, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, ObjectKey, Registration, Update
 from roskva.protocol.messages import Ack, ClientMessage, Unregister
 from roskva.registrar.cells import Pending, registration_cells, seqno_cell
-from roskva.registrar.fast import Followers
-from roskva.registrar.sessions import Session
 from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
 
 
@@ -196,23 +194,3 @@ async def test_it_can_be_switched_off(tmp_path: Path) -> None:
         channel, _, event = await following(place)
         place.registrar.fast.updated([Update(event.object, 7, "")])
         assert versions(channel) == ["1"]
-
-
-class TestFollowers:
-    @pytest.mark.parametrize("count", [1, 8, 9, 40])
-    def test_they_come_and_go(self, count: int) -> None:
-        followers = Followers(ObjectKey(b"x"))
-        sessions = [_session(one) for one in range(count)]
-        for seqno, session in enumerate(sessions):
-            followers.set(session, seqno)
-            followers.set(session, seqno + 100)
-        assert dict(followers.items()) == {session: seqno + 100 for seqno, session in enumerate(sessions)}
-        for session in sessions[1:]:
-            followers.remove(session)
-            followers.remove(session)
-        assert [session for session, _ in followers.items()] == sessions[:1]
-        assert len(followers) == 1
-
-
-def _session(number: int) -> Session:
-    return object.__new__(Session)
