@@ -19,7 +19,7 @@ from bench.world import Options
 
 NAMES: Final = (
     *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery"),
+    *("sweeping", "figure11", "recovery", "batching"),
 )
 
 

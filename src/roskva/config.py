@@ -265,6 +265,13 @@ class Settings:
     )
     scratch_every_s: float = setting(10.0, "How often what was put aside is tried again, while there is anything.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    batch_delay_ms: int = setting(
+        0,
+        "Micro-batches begin at least so long apart: larger ones, less CPU, later notifications and confirmations. The fast path does "
+        "not wait. `python -m bench batching` shows the price.",
+        least=0,
+        most=60_000,
+    )
     fan_out_above: int = setting(
         1_000, "Updates of objects with more registrations go through a query of their own, so that nobody waits for them."
     )

@@ -155,6 +155,8 @@ class _Planning:
         self._records_max = settings.records_per_batch_max
         # A fan-out is long, and one task of it leaves the other cores to those who are not to wait for it.
         self._tasks_max = settings.pipeline_cores if stream == MATCHING else 1
+        self._delay_s = settings.batch_delay_ms / 1000.0
+        self._begun_s = -self._delay_s  # when the last batch began
         self._processed: dict[Place, Position] = {}  # told by Spark, not yet committed to the feed
         self._committed_s = 0.0
         self._trimmed_s = time.monotonic()
@@ -169,7 +171,29 @@ class _Planning:
         return oldest, newest
 
     def end_after(self, start: dict[Place, Position]) -> dict[Place, Position]:
-        """The end of the next batch; waits up to a second for there to be one."""
+        """The end of the next batch; waits up to a second for there to be one, and for it to be large if it may."""
+        end = self._there_is_after(start)
+        if end != start and self._delay_s:
+            end = self._gathered(start, end)
+        if end != start:
+            self._begun_s = time.monotonic()
+        return end
+
+    def _gathered(self, start: dict[Place, Position], end: dict[Place, Position]) -> dict[Place, Position]:
+        """What is there when the next batch may begin: `batch_delay_ms` after the last. Nothing yet, if that is more than a wait away."""
+        if any(at.offset - start[place].offset >= self._records_max for place, at in end.items() if place in start):
+            return end  # it will not become larger
+        remaining_s = self._begun_s + self._delay_s - time.monotonic()
+        if remaining_s <= 0:
+            return end
+        self._commit(WAIT_S)
+        time.sleep(min(remaining_s, WAIT_S))
+        if remaining_s > WAIT_S:
+            return start
+        oldest, newest = self.positions()
+        return advance(start, oldest, newest, self._records_max)
+
+    def _there_is_after(self, start: dict[Place, Position]) -> dict[Place, Position]:
         oldest, newest = self.positions()
         end = advance(start, oldest, newest, self._records_max)
         if end != start:
