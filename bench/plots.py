@@ -40,6 +40,12 @@ def _latency(axes: Any, document: dict[str, Any]) -> None:
         axes.plot([aim["aim"]], [part], marker="x", color=_RED)
         axes.annotate(f"aim p{part}", (aim["aim"], part), textcoords="offset points", xytext=(6, -10), color=_RED)
     axes.set(xlabel="publish to client, ms", ylabel="% of notifications", xlim=(0, max(300, steps[-2] * 1.1)))
+    busy = figures.get("at_10,000_deliveries_per_s")
+    if busy and busy["distribution_ms"]:
+        steps = busy["distribution_ms"]
+        parts = [index / (len(steps) - 1) * 100 for index in range(len(steps))]
+        axes.plot(steps, parts, color=_BLUE, linestyle=":", label="at 10,000 deliveries/s")
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.set_title(f"latency: {document['settings']['load']}", fontsize=10)
 
 
@@ -123,6 +129,40 @@ def _figure11(axes: Any, document: dict[str, Any]) -> None:
     axes.set(xlabel="s", ylabel="buffered", xlim=(0, at_s[-1]), ylim=(0, 1.2 * most + 1))  # room for the words
     axes.legend(frameon=False, fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.7))
     axes.set_title(f"figure11: {document['settings']['load']}", fontsize=9)
+
+
+def _figure8(axes: Any, document: dict[str, Any]) -> None:
+    lines = [one for one in document["figures"]["ways"] if one["samples"]]
+    styles = ((_BLUE, "-"), (_BLUE, ":"), (_RED, "-"), (_RED, ":"), (_GREY, "-"))
+    for one, (colour, style) in zip(lines, styles, strict=False):
+        points = one["distribution_ms"]
+        axes.step(
+            [point[0] for point in points],
+            [100 * point[1] for point in points],
+            where="post",
+            color=colour,
+            linestyle=style,
+            label=f"{one['what']} ({one['samples']:,})",
+        )
+    axes.plot([1_000], [88], marker="x", color="black")
+    axes.annotate("the paper: 88 % in 1 s", (1_000, 88), textcoords="offset points", xytext=(-4, -14), ha="right", fontsize=8)
+    axes.set(xlabel="ms from the receipt", ylabel="% of notifications", xscale="log", ylim=(0, 101))
+    axes.legend(frameon=False, fontsize=7, loc="lower right")
+    axes.set_title(f"figure8: {document['settings']['load']}", fontsize=8)
+
+
+def _figure9(axes: Any, document: dict[str, Any]) -> None:
+    figures = document["figures"]
+    ways = {"fast_path": "fast path", "pipeline_alone": "pipeline alone"}
+    for (way, words), colour in zip(ways.items(), (_BLUE, _RED), strict=True):
+        hops = figures[way]
+        names = [f"{one['hop']}, {words}" for one in hops]
+        bars = axes.barh(names, [100 * one["share"] for one in hops], color=colour)
+        axes.bar_label(bars, [f"{one['mean_ms']:,.2f} ms" for one in hops], padding=3, fontsize=7)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="% of the mean from the receipt to the acknowledgement", xlim=(0, 110))
+    axes.set_title(f"figure9: {document['settings']['load']}", fontsize=8)
 
 
 def _recovery(axes: Any, document: dict[str, Any]) -> None:
@@ -214,6 +254,8 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "contacts": _contacts,
     "security": _security,
     "sweeping": _sweeping,
+    "figure8": _figure8,
+    "figure9": _figure9,
     "figure11": _figure11,
     "recovery": _recovery,
     "batching": _batching,

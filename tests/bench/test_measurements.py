@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench import accounting, batching, channels, contacts, idle, latency, missed, throughput
+from bench import accounting, batching, channels, contacts, figure8, figure9, idle, latency, missed, stamped, throughput
 from bench.__main__ import main
 from bench.plots import draw
 from bench.report import Result
@@ -113,3 +113,28 @@ def test_publish_runs_from_the_command_line_on_a_gateway_alone(tmp_path: Path, c
     assert accounting.JVM not in document["cpu_seconds"]
     assert json.loads((tmp_path / "publish.json").read_text()) == document
     assert (tmp_path / "publish.svg").exists()
+
+
+@pytest.mark.spark
+def test_figures_8_and_9_are_of_the_services_own_stamps(service: Service, tmp_path: Path) -> None:
+    options = Options(seconds=2.0, clients=40, rate=50.0)
+    seen = stamped.measure_on(service, options)
+    both = stamped.both(options, seen, seen)  # as if the second were without the fast path: of the pipeline's sends there is nothing then
+    ways = checked(figure8.result_of(both), tmp_path)["ways"]
+    assert ways[0]["samples"] == ways[1]["samples"] > 0
+    assert ways[0]["distribution_ms"][-1][1] == 1.0
+    assert ways[2]["samples"] == 0
+    assert ways[4]["samples"] > 0, "the pipeline came for all of them"
+    hops = checked(figure9.result_of(both), tmp_path)
+    for way in ("fast_path", "pipeline_alone"):
+        assert sum(hop["share"] for hop in hops[way]) == pytest.approx(1.0, abs=0.01)
+    assert [hop["hop"] for hop in hops["fast_path"]] == ["received to durable", "durable to sent", "sent to acknowledged"]
+
+
+@pytest.mark.spark
+def test_latency_goes_on_where_a_busy_service_does_not_keep_up(service: Service, tmp_path: Path) -> None:
+    result = latency.measure_on(service, Options(seconds=1.0, clients=20, rate=100.0), latency.BUSY)
+    assert result.settings["publishes"] == "paced, in requests of 10"
+    figures = checked(result, tmp_path)
+    assert figures["kept_up"] is True
+    assert figures["delivered"] + figures["collapsed"] == 100 * latency.FAN_OUT

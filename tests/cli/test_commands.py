@@ -28,6 +28,7 @@ COMMANDS = [
     "publish",
     "watch",
     "status",
+    "latency",
     "dead-letters",
     "drop",
     "invalidate",

@@ -135,19 +135,6 @@ def test_batches_that_may_wait_gather_what_comes_meanwhile(tmp_path: Path) -> No
     assert read_all(reader, first, second) == [("updates", 2, 1), ("updates", 2, 2)]
 
 
-def test_a_batch_that_is_full_does_not_wait(tmp_path: Path) -> None:
-    settings = settings_for(tmp_path, batch_delay_ms=60_000, records_per_batch_max=2)
-    reader = FeedSource(options(settings, MATCHING)).streamReader(None)  # type: ignore[arg-type]
-    name = name_in_partition(2)
-    publish(settings, name, 0)
-    first = reader.latestOffset(reader.initialOffset(), None)  # type: ignore[arg-type]
-    publish(settings, name, 1)
-    assert reader.latestOffset(first, None) == first, "it may wait, and is not full"  # type: ignore[arg-type]
-    publish(settings, name, 2)
-    second = reader.latestOffset(first, None)  # type: ignore[arg-type]
-    assert read_all(reader, first, second) == [("updates", 2, 1), ("updates", 2, 2)]
-
-
 def test_the_source_commits_what_spark_has_processed(reader: FeedReader, tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     name = name_in_partition(1)

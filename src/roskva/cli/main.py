@@ -111,7 +111,12 @@ def _add(commands: Any, name: str, action: Callable[[argparse.Namespace], int], 
 def _add_service_commands(commands: Any) -> None:
     up = _add(commands, "up", _up, "run the whole service on this machine until Ctrl-C", _UP_MORE)
     up.add_argument("--open", action="store_true", help="open the demo page in a browser when the service is ready")
+    gateways = "gateways on the public port (default: one for every two cores, at least one)"
+    up.add_argument("--gateways", metavar="N", help=gateways)
     gateway = _add(commands, "gateway", _gateway, "run one gateway: the port for clients and publishers", _PART_MORE)
+    name = "how it is called in status and metrics; of two with one name the second is refused (default: an id of its own)"
+    gateway.add_argument("--name", dest="gateway_name", metavar="NAME", help=name)
+    gateway.add_argument("--share-port", action="store_true", help="listen beside other gateways on the same data directory")
     pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark queries from feed to Registrars", _PART_MORE)
     doctor = _add(commands, "doctor", _doctor, "check this machine and say how to fix what is wrong", _DOCTOR_MORE)
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
@@ -161,6 +166,9 @@ def _add_talking_commands(commands: Any) -> None:
     reset = _add(commands, "reset", _reset, "let an application's versions begin anew, lower ones included", _RESET_MORE)
     reset.add_argument("application", metavar="APPLICATION")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
+    times = _add(commands, "latency", _latency, "show how long updates take to reach clients, and where the time goes", _LATENCY_MORE)
+    watch_help = "show it again every so many seconds (default: 2), of what came since the command began, until Ctrl-C"
+    times.add_argument("--watch", metavar="SECONDS", type=_positive(float), nargs="?", const=2.0, help=watch_help)
     look = _add(commands, "inspect", _inspect, "look at one client or one object", _INSPECT_MORE)
     look.add_argument("what", choices=("client", "object"))
     look.add_argument("name", metavar="NAME", help="the client's id, or APPLICATION/NAME of the object")
@@ -168,9 +176,9 @@ def _add_talking_commands(commands: Any) -> None:
     letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
     letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
     letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
-    for parser in (publish, status, look, letters, invalidate, reset):
+    for parser in (publish, status, times, look, letters, invalidate, reset):
         parser.add_argument("--data", metavar="DIR", help=_DATA_FOR_KEY)
-    for parser in (publish, watch, status, look, letters, invalidate, reset):
+    for parser in (publish, watch, status, times, look, letters, invalidate, reset):
         _add_url(parser)
 
 
@@ -325,9 +333,10 @@ def _check_exposure(settings: Settings) -> None:
 def _gateway(arguments: argparse.Namespace) -> int:
     settings = _begin(arguments)
     _check_exposure(settings)
+    from roskva.cli.gateways import MEMBER
     from roskva.gateway.service import run
 
-    return run(settings, sources_of(arguments))
+    return run(settings, sources_of(arguments), os.environ.get(MEMBER, ""))
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:
@@ -397,6 +406,12 @@ def _status(arguments: argparse.Namespace) -> int:
     from roskva.cli.status import status
 
     return status(arguments)
+
+
+def _latency(arguments: argparse.Namespace) -> int:
+    from roskva.cli.latency import latency
+
+    return latency(arguments)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -589,6 +604,16 @@ _STATUS_MORE: Final = """\
 examples:
   roskva status
   roskva status --json --url http://gateway-1:8470"""
+
+_LATENCY_MORE: Final = """\
+Of updates that the service samples (setting stamps_per_s), over all gateways that answer: from the receipt to the first attempt to send,
+and apart from it to the client's acknowledgement, by the fast path and through the pipeline; then what each hop adds. A value is known to
+a sixteenth. Without --watch it is of all since the gateways started.
+
+examples:
+  roskva latency
+  roskva latency --watch
+  roskva latency --json --url http://gateway-1:8470"""
 
 _INSPECT_MORE: Final = """\
 A client: its session, whether it is online, what it registered, what is on its way, and what it has not acknowledged, since when.

@@ -249,6 +249,36 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "epoch": {"type": "integer"},
         },
     },
+    "Latency": {
+        "type": "object",
+        "required": ["member", "since_ms", "stamps_per_s", "sampled", "backwards", "ways"],
+        "properties": {
+            "member": {"type": "string"},
+            "since_ms": {"type": "integer", "description": "When the gateway started."},
+            "stamps_per_s": {"type": "number", "description": "How many updates are sampled at most."},
+            "sampled": {"type": "integer", "description": "How many were."},
+            "backwards": {"type": "integer", "description": "Times below 0, which are in no histogram."},
+            "ways": {
+                "type": "object",
+                "description": "By way (accept, fast, pipeline) and hop.",
+                "additionalProperties": {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/Times"}},
+            },
+        },
+    },
+    "Times": {
+        "type": "object",
+        "required": ["count", "sum_us", "max_us", "buckets"],
+        "properties": {
+            "count": {"type": "integer"},
+            "sum_us": {"type": "integer"},
+            "max_us": {"type": "integer"},
+            "buckets": {
+                "type": "array",
+                "description": "[largest time in microseconds, count], those without any left out; not cumulative.",
+                "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+            },
+        },
+    },
     "DeadLetters": {
         "type": "object",
         "required": ["letters", "next"],
@@ -382,6 +412,10 @@ def document(release: str) -> dict[str, Any]:
                 _parameter("name", "path", "The object's name in its text form, percent-encoded.", {"type": "string"}),
                 *_PAGE,
             ],
+        ),
+        "/v1/inspect/latency": _get(
+            "Where the time of sampled updates went at this gateway, by way and hop; histograms of several gateways add up.",
+            {"200": _json("Counts by the largest time of each bucket, in microseconds.", {"$ref": "#/components/schemas/Latency"})},
         ),
         "/v1/channel": _get(
             "The WebSocket of clients; docs/protocol.md describes what is said on it.",

@@ -100,7 +100,7 @@ class Handshakes:
         """
         note = channel.session
         if isinstance(note, Session):
-            return note.nonce == init.nonce  # a late repeat: its session lives
+            return note.busy.nonce == init.nonce  # a late repeat: its session lives
         if not isinstance(note, Granting):
             return False
         if init.nonce in note.earlier:

@@ -114,9 +114,10 @@ class Pacing:
             reached("pacing: no room for another interval")
             return None
         interval = Interval(session, key, seqno)
-        if session.intervals is None:
-            session.intervals = {}
-        session.intervals[key] = interval
+        busy = session.begin()
+        if busy.intervals is None:
+            busy.intervals = {}
+        busy.intervals[key] = interval
         self._queue(interval, until_s)
         return interval
 
@@ -170,7 +171,7 @@ class Pacing:
         if intervals is not None and intervals.get(interval.object) is interval:
             del intervals[interval.object]
             if not intervals:
-                interval.session.intervals = None
+                interval.session.busy.intervals = None
 
     def forget(self, session: Session, key: ObjectKey | None = None) -> None:
         """The session ended, or (with a key) an object was unregistered."""

@@ -18,6 +18,7 @@ from roskva.config import Settings
 from roskva.errors import CredentialExpired, TokenElsewhere, Unavailable
 from roskva.model import ClientId, Registration
 from roskva.probes import reached
+from roskva.registrar.sessions import IDLE
 from roskva.table.lanes import TableLanes
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ class Rounds:
                 if channel is not None:
                     channel.close("offline")
                 continue
-            if session.operations.last and now_s - session.heard_s > self._settings.row_idle_s:
-                session.rest()
+            if session.busy is not IDLE and now_s - session.heard_s > self._settings.row_idle_s:
+                session.rest(now_s)
             if now_s - session.sent_s >= session.settings.keepalive_s:
                 if self.registrar.users.is_current(session.identity):
                     self.registrar.speak(session)

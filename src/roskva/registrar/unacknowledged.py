@@ -52,7 +52,7 @@ class Unacknowledged:
     def has_room(self, session: Session, now_s: float) -> bool:
         """Whether one more notification of this session may be kept here now."""
         if session.is_let_go:
-            return self.count < self._of_silent_max and now_s - session.let_go_s >= session.let_go_pause_s
+            return self.count < self._of_silent_max and now_s - session.busy.let_go_s >= session.busy.let_go_pause_s
         return self.count < self._max
 
     def may_hear(self, session: Session, key: ObjectKey) -> bool:
@@ -67,9 +67,10 @@ class Unacknowledged:
         if entry is not None:
             entry.release()
             self.count -= 1
-        if not session.outstanding:
-            session.awaited_s = now_s
-        entry = session.outstanding[name] = Outstanding(key, seqno, version)
+        busy = session.begin()
+        if not busy.outstanding:
+            busy.awaited_s = now_s
+        entry = busy.outstanding[name] = Outstanding(key, seqno, version)
         self.count += 1
         self.sessions[session] = None
         return entry
@@ -93,7 +94,7 @@ class Unacknowledged:
 
     def owe_more(self, session: Session) -> None:
         """The row holds something for this session that is not here."""
-        session.more = True
+        session.begin().more = True
         self.sessions[session] = None
 
     def remove(self, session: Session, name: tuple[ObjectKey, bool]) -> Outstanding:
@@ -125,7 +126,8 @@ class Unacknowledged:
         """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
         now_s = self._clock()
         notifications: list[Notify] = []
-        session.more = False
+        if session.more:
+            session.busy.more = False
         self._forget_outdated(session, row)
         for waiting in list(row.waiting()):
             if not self.take_up(session, waiting, now_s, notifications):
@@ -230,10 +232,12 @@ class Unacknowledged:
     def _let_go(self, session: Session, now_s: float) -> None:
         """Make room for those who answer. What a call waits for it writes now; the row has the rest, and is read again in its turn."""
         reached("delivery: a silent client's notifications are let go of")
-        pause_s = 2 * session.let_go_pause_s if session.is_let_go else _SILENT_AFTER * session.settings.resend_min_s
-        session.let_go_pause_s = min(pause_s, session.settings.resend_max_s)
-        session.let_go_s = now_s
-        self._counters.let_go += len(session.outstanding)
+        busy = session.begin()
+        pause_s = 2 * busy.let_go_pause_s if busy.let_go else _SILENT_AFTER * session.settings.resend_min_s
+        busy.let_go_pause_s = min(pause_s, session.settings.resend_max_s)
+        busy.let_go_s = now_s
+        busy.let_go = True
+        self._counters.let_go += len(busy.outstanding)
         for name in list(session.outstanding):
             self.remove(session, name).release()
         self.owe_more(session)

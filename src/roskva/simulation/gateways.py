@@ -13,9 +13,8 @@ from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Party, Router
-from roskva.model import Update
+from roskva.model import Stamps, Update
 from roskva.protocol.messages import Notify
-from roskva.protocol.tokens import Claims
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
@@ -39,7 +38,6 @@ class GatewayEnd:
     def __init__(self, gateway: SimulatedGateway, client: ClientEnd) -> None:
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.address = ""
@@ -124,12 +122,13 @@ class SimulatedGateway:
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
         self.internal_port = InternalPort(
-            world.internal_key, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.updated, self.metrics
+            world.internal_key, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.hinted, self.metrics
         )
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
-        self._publishing = Publishing(settings, feed, epochs.of, self.metrics, hint=self._hint if settings.fast_path else None)
+        hint = self._hint if settings.fast_path else None
+        self._publishing = Publishing(settings, feed, epochs.of, self.metrics, clock=process.clock, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
         self._commands = Commands(
@@ -175,9 +174,9 @@ class SimulatedGateway:
         except Unavailable:
             return None
 
-    def _hint(self, updates: Sequence[Update]) -> None:
-        self.registrar.fast.updated(updates)
-        self.links.hint(updates)
+    def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        self.registrar.fast.updated(updates, stamps)
+        self.links.hint(updates, stamps)
 
     def press(self, reason: str) -> None:
         """As gateway.memory does when memory is short, and when it is not any more."""
