@@ -21,7 +21,7 @@ from bench.world import Options
 
 NAMES: Final = (
     *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure8", "figure9", "figure11", "recovery"),
+    *("sweeping", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
 
 # What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.

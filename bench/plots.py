@@ -242,6 +242,20 @@ def _security(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title("security: good clients while one attacks, all on the same two cores", fontsize=10)
 
 
+def _batching(axes: Any, document: dict[str, Any]) -> None:
+    steps = document["figures"]["delays"]
+    cores = [one["pipeline_cpu_cores"] for one in steps]
+    for part, colour in (("p50", _BLUE), ("p99", _RED)):
+        axes.plot(cores, [one[f"{part}_ms"] for one in steps], marker="o", color=colour, label=part)
+    for one in steps:
+        axes.annotate(
+            f"{one['delay_ms']} ms", (one["pipeline_cpu_cores"], one["p99_ms"]), textcoords="offset points", xytext=(6, 6), fontsize=8
+        )
+    axes.set(xlabel="CPU of the pipeline, cores", ylabel="publish to client, ms", xlim=(0, 1.15 * max(cores)))
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("batching: batches at least so long apart, without the fast path", fontsize=10)
+
+
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
@@ -259,4 +273,5 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "figure9": _figure9,
     "figure11": _figure11,
     "recovery": _recovery,
+    "batching": _batching,
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import accounting, burst, channels, contacts, figure8, figure9, idle, latency, missed, stamped, throughput
+from bench import accounting, batching, burst, channels, contacts, figure8, figure9, idle, latency, missed, stamped, throughput
 from bench.__main__ import main
 from bench.plots import draw
 from bench.report import Result
@@ -45,6 +46,18 @@ def test_latency_follows_every_notification_through_its_hops(service: Service, t
     assert sum(hop["share_of_mean"] for hop in figures["hops"]) == pytest.approx(1.0, abs=0.01)
     assert figures["spark_phases_ms"]["addBatch"] > 0
     assert figures["registrar"]["acknowledged"] >= figures["delivered"]
+
+
+@pytest.mark.spark
+def test_batching_shows_latency_beside_cpu_for_each_delay(service: Service) -> None:
+    """On the one service, whose delay is none: that more of them gather is shown by tests/pipeline/test_offsets.py."""
+    step, measured = batching.measure_on(service, 0, Options(seconds=2.0, clients=40, rate=50.0))
+    assert step["delivered"] + step["collapsed"] == 2 * 50 * latency.FAN_OUT
+    assert 0 < step["p50_ms"] <= step["p99_ms"]
+    assert step["pipeline_cpu_cores"] > 0
+    assert step["batches_per_s"] > 0
+    shown = replace(measured, name="batching", figures={"delays": [step, {**step, "delay_ms": 500}]})
+    assert draw(shown.document(), service.data.parent).stat().st_size > 1_000
 
 
 @pytest.mark.spark
