@@ -1,4 +1,4 @@
-"""`python -m bench NAME`: runs one measurement or all, prints a table or JSON, keeps results and plots in bench/results."""
+"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bench.service import BenchFailed, say
 from bench.world import Options
 
 NAMES: Final = (
-    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery"),
+    *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
+    *("sweeping", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
 
 # What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         changed["gateways"] = str(arguments.gateways)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    for name in NAMES if arguments.name == "all" else (arguments.name,):
+    for name in NAMES if "all" in arguments.names else arguments.names:
         try:
-            shorter = SHORTER.get(name, {}) if arguments.name == "all" and not arguments.full else {}
+            shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
             result = measure(name, replace(options, **shorter))
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
         " measured, so choose --results elsewhere for them.",
     )
-    parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"one of {', '.join(NAMES)}, or all")
+    names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run"
+    parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
     parser.add_argument("--full", action="store_true", help="all: every one in full size, which takes more than an hour")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")

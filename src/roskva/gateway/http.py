@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -224,7 +224,7 @@ class Routes:
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max), self._publisher(request)):
             body = await self._body(request, self.settings.publish_bytes_max)
-            status, answer = await self.publishing.publish(body, may, _published_us(request))
+            status, answer = await self.publishing.publish(body, may, _published_us(request.headers))
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
         return _published(status, answer)
 
@@ -237,7 +237,7 @@ class Routes:
             if len(body) > self.settings.publish_bytes_max:
                 raise MessageTooLarge(len(body), self.settings.publish_bytes_max)
             with self.intake.request(len(body), self._publisher(asked)):
-                status, answer = await self.publishing.publish(body, may)
+                status, answer = await self.publishing.publish(body, may, _published_us(asked.headers))
         except RoskvaError as error:
             return written(error_response(error))
         except Exception:
@@ -386,9 +386,9 @@ class Routes:
         return response
 
 
-def _published_us(request: web.Request) -> int:
+def _published_us(headers: Mapping[str, str]) -> int:
     """When the application called its Publisher, as that says; 0: it does not, or not in our words."""
-    text = request.headers.get(PUBLISHED_HEADER, "")
+    text = headers.get(PUBLISHED_HEADER, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
