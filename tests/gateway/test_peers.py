@@ -96,6 +96,17 @@ async def test_a_polled_connection_is_served_through_either(pair: tuple[Gateway,
     assert not pair[0].router.connections
 
 
+async def test_a_polled_connection_is_gone_with_its_gateway(pair: tuple[Gateway, Gateway], settings: Settings) -> None:
+    """Also while the others take that one for alive: its client opens another connection at once."""
+    identity = pair[0].port.polls.open("", "").id
+    (settings.data / "run" / "gateway-1.sock").unlink()
+    statuses = set()
+    for _ in range(20):  # of those that the other one gets, all are answered so
+        async with aiohttp.ClientSession() as fresh, fresh.delete(f"{pair[0].url}/v1/channels/{identity}x") as answer:
+            statuses.add((answer.status, (await answer.json())["error"]["code"] if answer.status != 204 else ""))
+    assert statuses == {(204, ""), (410, "channel-closed")}
+
+
 async def test_a_stream_of_events_goes_through_the_other(pair: tuple[Gateway, Gateway]) -> None:
     connection = pair[0].port.polls.open("", "")
     for _ in range(10):
