@@ -20,8 +20,8 @@ from bench.service import BenchFailed, say
 from bench.world import Options
 
 NAMES: Final = (
-    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "objects", "loss", "figure6", "figure7", "figure8", "figure9", "figure11", "recovery"),
+    *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
+    *("sweeping", "objects", "loss", "figure6", "figure7", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
 BOTH: Final = ("figure6", "figure7")  # asked for together, they measure the same crowd
 
@@ -39,6 +39,8 @@ SHORTER: Final[dict[str, dict[str, Any]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
+    if arguments.gateways:
+        changed["gateways"] = str(arguments.gateways)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
     names = NAMES if "all" in arguments.names else tuple(dict.fromkeys(arguments.names))
@@ -103,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")
     parser.add_argument("--rate", type=float, metavar="N", help="latency, channels: publishes/s; contacts: changes/s; throughput: one step")
+    parser.add_argument("--gateways", type=int, metavar="N", help="gateways on the one port (default: as `roskva up` chooses)")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the service; may be repeated")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where JSON and plots go (default: bench/results)")
     return parser
