@@ -1,9 +1,9 @@
 """When the garbage collector walks through a gateway's memory: often over what is new, never over sessions that stay.
 
 With a million sessions a full collection takes seconds, in which nobody is served. Nothing of it is needed: what belongs to a session goes
-when the session does, by its reference counts. So what is there is frozen, which takes no time: at the start, and again whenever there are a
-quarter more sessions than then. Whatever is garbage in a circle and was frozen with the others is found when most of them have left: then all
-is walked through once, which is little by then.
+when the session does, by its reference counts. So what is there is frozen, which takes no time: at the start, and again whenever there are
+a quarter more sessions than then. Whatever is garbage in a circle, and was frozen with the others, is found when most of them have left:
+then all is walked through once, which is little by then.
 """
 
 from __future__ import annotations

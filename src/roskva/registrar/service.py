@@ -323,7 +323,7 @@ class Registrar:
         channel.session = session
         session.since_s = known.since_s if known is not None and known.token == session.token else self._moment()
         self.sessions[session.client] = session
-        session.sent_s = session.heard_s = self._moment()
+        session.heard_s = self._moment()  # and never spoken to: it hears that it is welcome at the next visit, if not before
         self.rounds.expect(session)
         self.take_in(session, row)
         return session
