@@ -1,4 +1,4 @@
-"""`python -m bench NAME`: runs one measurement or all, prints a table or JSON, keeps results and plots in bench/results."""
+"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from bench import document
 from bench.plots import draw
 from bench.report import RESULTS, Result
 from bench.service import BenchFailed, say
 from bench.world import Options
 
 NAMES: Final = (
-    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery"),
+    *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
+    *("sweeping", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
+
+# What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
+SHORTER: Final[dict[str, dict[str, Any]]] = {
+    "contacts": {"seconds": 60.0},
+    "failover": {"clients": 4_000},
+    "reconnect": {"clients": 5_000},
+    "recovery": {"clients": 10_000},
+    "sweeping": {"clients": 50_000},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    for name in NAMES if arguments.name == "all" else (arguments.name,):
+    for name in NAMES if "all" in arguments.names else arguments.names:
         try:
-            result = measure(name, options)
+            shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
+            result = measure(name, replace(options, **shorter))
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130
@@ -40,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         result.write(arguments.results)
         draw(result.document(), arguments.results)
+        if arguments.results == RESULTS:
+            document.write()
         print(result.json() if arguments.json else result.table(), flush=True)
     return status
 
@@ -62,10 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures a real service that it starts on this machine, in a temporary directory, on a free port.",
-        epilog="Without options the figures are those that docs/performance.md quotes. Others change what is measured, so choose"
-        " --results elsewhere for them.",
+        epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
+        " measured, so choose --results elsewhere for them.",
     )
-    parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"one of {', '.join(NAMES)}, or all")
+    names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run"
+    parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
+    parser.add_argument("--full", action="store_true", help="all: every one in full size, which takes more than an hour")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")

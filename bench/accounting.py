@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,8 @@ GENERATOR: Final = "load generator"
 ATTACKER: Final = "attacker"  # bench/hostile.py
 OTHERS: Final = "others on this machine"
 SERVICE: Final = (GATEWAY, SUPERVISOR, DRIVER, JVM, PLANNER, WORKERS)
+
+SPARK: Final = (DRIVER, JVM, PLANNER, WORKERS)
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
@@ -44,6 +47,15 @@ class Snapshot:
             used[role] = used.get(role, 0.0) + seconds - self.by_process.get(process, 0.0)
         others = later.busy_s - self.busy_s - sum(used.values())
         return {role: round(seconds, 2) for role, seconds in used.items()} | {OTHERS: round(max(0.0, others), 2)}
+
+
+def per_10_000(cpu_seconds: Mapping[str, float], delivered: int) -> dict[str, float]:
+    """CPU seconds of 10,000 deliveries, of the gateway and of Spark's processes, and of the whole service."""
+
+    def cost(*roles: str) -> float:
+        return round(sum(cpu_seconds.get(role, 0.0) for role in roles) * 10_000 / max(1, delivered), 3)
+
+    return {"gateway": cost(GATEWAY), "Spark": cost(*SPARK), "service": cost(*SERVICE), "load generator": cost(GENERATOR)}
 
 
 def snapshot(run: str) -> Snapshot:
@@ -76,6 +88,8 @@ def _role(command: list[str]) -> str:
         return JVM
     if "-m bench.hostile" in text:
         return ATTACKER
+    if "-m bench.bursting" in text:
+        return GENERATOR
     if "-m roskva gateway" in text:
         return GATEWAY
     if "-m roskva pipeline" in text:

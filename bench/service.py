@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -35,6 +36,8 @@ _RESTARTED: Final = "it is started again"  # what `up` says when a part died or 
 # After a change of members, that is also after a start, a gateway trusts no row in its memory for `settling_s`. A measurement
 # is of what comes after: the default of 120 s would only be waited for.
 BASE_SETTINGS: Final = {"settling_s": "15"}
+
+_OF_GATEWAY: Final = re.compile(r'gateway="[^"]*",?')
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -73,13 +76,8 @@ class Service:
         return answer
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics, by its name with labels."""
-        samples: dict[str, float] = {}
-        for line in self.get("/metrics").decode().splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                samples[name] = float(value)
-        return samples
+        """Every sample of /metrics, by its name with labels, summed over the gateways."""
+        return summed_samples(self.get("/metrics").decode())
 
     def get(self, path: str) -> bytes:
         request = urllib.request.Request(self.url + path, headers=administration(self.data))
@@ -133,6 +131,16 @@ def running(
                 _end(service)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def summed_samples(text: str) -> dict[str, float]:
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            labelled, _, value = line.rpartition(" ")
+            name = _OF_GATEWAY.sub("", labelled).replace("{}", "")
+            samples[name] = samples.get(name, 0.0) + float(value)
+    return samples
 
 
 def _start(command: list[str], run: str, output: IO[bytes]) -> subprocess.Popen[bytes]:

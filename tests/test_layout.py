@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "keys": BASE | {"durable", "protocol"},
     "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
-    | {"access", "address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
+    | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
     | {"pipeline.health", "pipeline.offsets", "pipeline.propagation", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {

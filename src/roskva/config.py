@@ -26,7 +26,7 @@ ENVIRONMENT_PREFIX: Final = "ROSKVA_"
 # what `up` and the tests tell the processes that they start.
 OTHER_VARIABLES: Final = frozenset(
     {"ROSKVA_URL", "ROSKVA_ADMIN_KEY", "ROSKVA_TRUSTED_KEY", "ROSKVA_PUBLISH_KEY", "ROSKVA_CREDENTIAL"}
-    | {"ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT"}
+    | {"ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT", "ROSKVA_MEMBER"}
 )
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
 
@@ -160,7 +160,23 @@ class Settings:
 
     data: Path = setting(DATA, "The data directory: feed, tables, checkpoints, keys.")
     listen: str = setting("127.0.0.1:8470", "HOST:PORT of the one public port.", **ADDRESS)
-    internal_listen: str = setting("127.0.0.1:0", "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one.", **ADDRESS)
+    internal_listen: str = setting(
+        "127.0.0.1:0",
+        "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one. Of several gateways, each takes the next port.",
+        **ADDRESS,
+    )
+    gateways: int = setting(
+        0, "Gateways that `roskva up` runs, all on the public port; 0: one for every two cores, at least one.", least=0, most=64
+    )
+    gateway_name: str = setting(
+        "",
+        "How one gateway is called in status, metrics and `DIR/run`; empty: by an id of its own. `roskva up` names those that it runs.",
+        pattern="[a-z0-9][a-z0-9-]{0,31}",
+        form="1 to 32 of a-z, 0-9 and hyphen",
+    )
+    share_port: bool = setting(
+        False, "Listen on the public port beside other gateways on the same data directory. `roskva up` does so if it runs several."
+    )
     insecure: bool = setting(
         False, "Serve other machines although applications ask neither clients nor publishers who they are; for closed networks only."
     )
@@ -270,6 +286,13 @@ class Settings:
     )
     scratch_every_s: float = setting(10.0, "How often what was put aside is tried again, while there is anything.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    batch_delay_ms: int = setting(
+        0,
+        "Batches of updates alone begin at least so long apart, with the fast path and without: larger ones, for less CPU. Without it all"
+        " are told so much later; a registration never waits. `python -m bench batching` shows the price.",
+        least=0,
+        most=1_000,
+    )
     batch_rest_ms: int = setting(
         1_000,
         "With the fast path: how long Spark rests at most, four times as long as its last batch took, before one of updates alone."

@@ -216,6 +216,7 @@ class Stamps(NamedTuple):
     matched_us: int = 0  # and had written its version and read who is registered
     told_us: int = 0  # a Registrar was called
     sent_us: int = 0  # and had sent it to a client for the first time
+    fanned_out: bool = False  # through the query for objects with many registrations: batch and read are that one's
 
 
 # The outcome of an update is always a version; that of a registration is any of these.

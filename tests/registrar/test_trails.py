@@ -11,7 +11,7 @@ import pytest
 from roskva.config import Settings
 from roskva.model import OUTCOME_UPDATE, SETTLED, ObjectKey, Stamps, Update
 from roskva.protocol.internal import Hints, Propagate, decode_frame, encode_frame
-from roskva.registrar import trails
+from roskva.registrar import fast, trails
 from roskva.registrar.trails import CLIENTS_MAX, Trails
 from roskva.telemetry import latency as of
 from tests.registrar.place import Place, acknowledging, serving, told
@@ -94,6 +94,21 @@ async def test_a_few_clients_of_an_update_are_followed(place: Place) -> None:
     later = [told(event, OUTCOME_UPDATE, 8) for _, _, event in everyone]
     await place.registrar.propagate(later, [picked(stamps_of(place, key, 8))])
     assert counts(place)[of.PIPELINE, of.TO_TOLD] == 1
+
+
+async def test_of_a_crowd_that_is_told_in_turns_a_few_are_followed_up_to_the_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "_TOLD_PER_TURN", 2)
+    everyone = [await following(place, device=f"d{number}") for number in range(2 * CLIENTS_MAX + 3)]
+    key = everyone[0][2].object
+    place.registrar.fast.updated([Update(key, 7, "")], [stamps_of(place, key, 7)])
+    async with asyncio.timeout(10):
+        while place.registrar.counters.sent_at_once < len(everyone):
+            await asyncio.sleep(0.001)
+    assert counts(place)[of.FAST, of.TO_SENT] == CLIENTS_MAX
+    outstanding = [session.outstanding[key, False] for session in place.registrar.sessions.values()]
+    assert sum(entry.trail is not None for entry in outstanding) == CLIENTS_MAX
+    await asyncio.sleep(0.01)
+    assert not place.registrar.fast._crowd_stamps
 
 
 def test_what_the_pipeline_never_comes_with_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:

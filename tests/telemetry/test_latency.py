@@ -84,7 +84,7 @@ def test_documents_of_two_gateways_add_up() -> None:
 def test_prometheus_reads_them_as_histograms() -> None:
     latency = Latency()
     latency.accepted(ACCEPTED)
-    text = generate_latest(registry_of(Metrics(), latency=latency)).decode()
+    text = generate_latest(registry_of(Metrics(), "one", latency=latency)).decode()
     found = {
         (sample.name, sample.labels.get("hop"), sample.labels.get("le")): sample.value
         for family in text_string_to_metric_families(text)

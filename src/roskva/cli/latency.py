@@ -20,6 +20,7 @@ from roskva.errors import RoskvaError, Unavailable
 from roskva.telemetry.histogram import LogHistogram
 from roskva.telemetry.latency import (
     ACCEPT,
+    FAN_OUT,
     FAST,
     PIPELINE,
     PUBLISHED_RECEIVED,
@@ -42,8 +43,11 @@ _LINES: Final = (
     (PIPELINE, TO_TOLD, "pipeline, to the Registrar's call"),
     (PIPELINE, TO_SENT, "pipeline, to the first attempt to send"),
     (PIPELINE, TO_ACKNOWLEDGED, "pipeline, to the acknowledgement"),
+    (FAN_OUT, TO_TOLD, "fan-out, to the Registrar's call"),
+    (FAN_OUT, TO_SENT, "fan-out, to the first attempt to send"),
+    (FAN_OUT, TO_ACKNOWLEDGED, "fan-out, to the acknowledgement"),
 )
-_WAYS: Final = {FAST: "fast path", PIPELINE: "pipeline"}
+_WAYS: Final = {FAST: "fast path", PIPELINE: "pipeline", FAN_OUT: "fan-out"}
 _BAR: Final = 24
 
 Ask = Callable[[str, str], dict[str, Any]]  # the address of a gateway and a path -> its answer

@@ -111,7 +111,12 @@ def _add(commands: Any, name: str, action: Callable[[argparse.Namespace], int], 
 def _add_service_commands(commands: Any) -> None:
     up = _add(commands, "up", _up, "run the whole service on this machine until Ctrl-C", _UP_MORE)
     up.add_argument("--open", action="store_true", help="open the demo page in a browser when the service is ready")
+    gateways = "gateways on the public port (default: one for every two cores, at least one)"
+    up.add_argument("--gateways", metavar="N", help=gateways)
     gateway = _add(commands, "gateway", _gateway, "run one gateway: the port for clients and publishers", _PART_MORE)
+    name = "how it is called in status and metrics; of two with one name the second is refused (default: an id of its own)"
+    gateway.add_argument("--name", dest="gateway_name", metavar="NAME", help=name)
+    gateway.add_argument("--share-port", action="store_true", help="listen beside other gateways on the same data directory")
     pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark queries from feed to Registrars", _PART_MORE)
     doctor = _add(commands, "doctor", _doctor, "check this machine and say how to fix what is wrong", _DOCTOR_MORE)
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
@@ -328,9 +333,10 @@ def _check_exposure(settings: Settings) -> None:
 def _gateway(arguments: argparse.Namespace) -> int:
     settings = _begin(arguments)
     _check_exposure(settings)
+    from roskva.cli.gateways import MEMBER
     from roskva.gateway.service import run
 
-    return run(settings, sources_of(arguments))
+    return run(settings, sources_of(arguments), os.environ.get(MEMBER, ""))
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:

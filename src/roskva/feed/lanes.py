@@ -26,12 +26,14 @@ class Appended(NamedTuple):
 class FeedLanes:
     """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop.
 
-    `look` is called in the lane's thread after each commit, once for all whose entries were in it.
+    `look` is called in the lane's thread after each commit, once for all whose entries were in it. Between the beginnings of two commits
+    lie at least `rest_s`.
     """
 
-    def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None, rest_s: float = 0.0) -> None:
         self.feed = feed
         self._look = look
+        self._rest_s = rest_s
         self._lanes: dict[tuple[str, int], Lane[Sequence[Entry], Appended]] = {}
 
     def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
@@ -60,7 +62,9 @@ class FeedLanes:
         lane = self._lanes.get((topic, partition))
         if lane is None:
             work = partial(self._append_batch, topic, partition)
-            lane = self._lanes[topic, partition] = Lane(f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX)
+            lane = self._lanes[topic, partition] = Lane(
+                f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX, rest_s=self._rest_s
+            )
         return lane
 
     def _append_batch(self, topic: str, partition: int, calls: list[Sequence[Entry]]) -> list[Appended | Exception]:

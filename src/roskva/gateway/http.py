@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -35,12 +36,13 @@ from roskva.errors import (
 )
 from roskva.gateway.answering import SERVER, Plain, written, written_ok
 from roskva.gateway.commands import Commands
-from roskva.gateway.details import PAGE_DEFAULT, Details, Page
+from roskva.gateway.details import PAGE_DEFAULT, Details, Page, with_more_owed
 from roskva.gateway.disk import DiskWatch
 from roskva.gateway.inspection import Inspection, release
 from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
 from roskva.gateway.origins import ORIGIN, Origins, tell_browser
+from roskva.gateway.peers import Peers
 from roskva.gateway.permission import Asked, MayPublish, Permission
 from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
@@ -49,7 +51,7 @@ from roskva.gateway.trusted import TRUSTED_PATH, TrustedLine, check_trust
 from roskva.gateway.users import Users
 from roskva.gateway.websocket import HttpConnection
 from roskva.model import PUBLISHED_HEADER, ClientId
-from roskva.telemetry.metrics import Metrics
+from roskva.telemetry.metrics import Metrics, merged
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,12 @@ async def _named_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return error_response(RoskvaError("The request could not be handled."))
 
 
+@web.middleware
+async def named_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """For who is asked by other gateways only (gateway/door.py)."""
+    return await _named_errors(request, handler)
+
+
 async def _without_versions(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = SERVER
 
@@ -144,6 +152,7 @@ class Routes:
     disk: DiskWatch
     permission: Permission
     users: Users
+    peers: Peers
     port: Port | None = None  # set by the service: the port needs the routes first
     trusted_key: str = ""  # of servers that may carry many clients; empty: there are none
 
@@ -152,7 +161,7 @@ class Routes:
         application = web.Application(middlewares=[_middleware(self._origins(), self.metrics)], client_max_size=size_max)
         application.on_response_prepare.append(tell_browser)
         application.on_response_prepare.append(_without_versions)
-        application.add_routes(Polling(self.port, self._body).routes())
+        application.add_routes(self.polling(self.peers).routes())
         application.add_routes(
             [
                 web.post("/v1/publish", self.publish),
@@ -179,6 +188,10 @@ class Routes:
             ]
         )
         return application
+
+    def polling(self, peers: Peers | None) -> Polling:
+        """`peers`: to whom requests for connections that they hold are passed on; None: to nobody."""
+        return Polling(self.port, self._body, peers)
 
     def _for_operators(self, handler: Handler) -> Handler:
         """Their key is looked at before anything else."""
@@ -211,7 +224,7 @@ class Routes:
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max), self._publisher(request)):
             body = await self._body(request, self.settings.publish_bytes_max)
-            status, answer = await self.publishing.publish(body, may, _published_us(request))
+            status, answer = await self.publishing.publish(body, may, _published_us(request.headers))
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
         return _published(status, answer)
 
@@ -224,7 +237,7 @@ class Routes:
             if len(body) > self.settings.publish_bytes_max:
                 raise MessageTooLarge(len(body), self.settings.publish_bytes_max)
             with self.intake.request(len(body), self._publisher(asked)):
-                status, answer = await self.publishing.publish(body, may)
+                status, answer = await self.publishing.publish(body, may, _published_us(asked.headers))
         except RoskvaError as error:
             return written(error_response(error))
         except Exception:
@@ -280,15 +293,41 @@ class Routes:
         return json_response(await self.users.erase(await self._body(request, COMMAND_BYTES_MAX)))
 
     async def inspect_user(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.users.clients(*_object_in(request, "/v1/inspect/users/"), _page_in(request)))
+        return json_response(
+            await self.users.clients(*_object_in(request, "/v1/inspect/users/"), _page_in(request), self._online_elsewhere)
+        )
+
+    async def _online_elsewhere(self, clients: list[str]) -> dict[str, bool]:
+        answers = await self.peers.ask_all("/online", msgspec.json.encode(clients)) if clients else {}
+        return {client: known for answer in answers.values() if answer is not None for client, known in msgspec.json.decode(answer).items()}
 
     async def inspect_client(self, request: web.Request) -> web.StreamResponse:
+        """By its owner, if that answers: only it knows whether the client is online. Else by the table alone."""
+        owner = self.details.owner_of(ClientId(request.match_info["id"]))
+        if owner is not None and self.peers.knows(owner.id):
+            with suppress(Unavailable):
+                return await self.peers.relay(request, owner.id)
+        return await self.inspect_client_here(request)
+
+    async def inspect_client_here(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.client(ClientId(request.match_info["id"]), _page_in(request)))
 
     async def inspect_object(self, request: web.Request) -> web.StreamResponse:
+        found = await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request))
+        others = await self.peers.ask_all(request.path_qs)
+        return json_response(with_more_owed(found, [msgspec.json.decode(answer) for answer in others.values() if answer is not None]))
+
+    async def inspect_object_here(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request)))
 
     async def inspect_latency(self, request: web.Request) -> web.StreamResponse:
+        """Of one gateway; with `member`, of that one, whichever answers: those of several add up at who asks."""
+        member = request.query.get("member", "")
+        if self.peers.knows(member):
+            return await self.peers.relay(request, member)
+        return await self.inspect_latency_here(request)
+
+    async def inspect_latency_here(self, request: web.Request) -> web.StreamResponse:
         return json_response(self.inspection.latency())
 
     async def channel(self, request: web.Request) -> web.StreamResponse:
@@ -326,7 +365,15 @@ class Routes:
         return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     async def prometheus(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        """Of all gateways on this port: a scraper cannot choose which of them answers."""
+        here = self.inspection.membership.member
+        sharing = [member for member in self.peers.others() if member.public == here.public]
+        others = await self.peers.ask_all("/metrics", among=sharing)
+        answers = {member.name or member.id: others[member.id] for member in sharing} | {here.name or here.id: self.own_metrics()}
+        return web.Response(body=merged(answers), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def own_metrics(self) -> bytes:
+        return generate_latest(self.registry)
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         name = request.path.lstrip("/") or "demo.html"
@@ -339,9 +386,9 @@ class Routes:
         return response
 
 
-def _published_us(request: web.Request) -> int:
+def _published_us(headers: Mapping[str, str]) -> int:
     """When the application called its Publisher, as that says; 0: it does not, or not in our words."""
-    text = request.headers.get(PUBLISHED_HEADER, "")
+    text = headers.get(PUBLISHED_HEADER, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 

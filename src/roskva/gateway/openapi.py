@@ -260,7 +260,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "backwards": {"type": "integer", "description": "Times below 0, which are in no histogram."},
             "ways": {
                 "type": "object",
-                "description": "By way (accept, fast, pipeline) and hop.",
+                "description": "By way (accept, fast, pipeline, fan-out) and hop.",
                 "additionalProperties": {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/Times"}},
             },
         },

@@ -58,7 +58,7 @@ class PolledConnection(Noted):
         self._request: web.BaseRequest | None = None  # of the reader
         self._reader: asyncio.Future[None] | None = None  # while it waits
         self._deadline_s = 0.0  # of its wait
-        self.id = secrets.token_urlsafe(18)
+        self.id = f"{port.member}.{secrets.token_urlsafe(18)}"
         self.closed_with = ""  # the name of the reason
         self.number = 0
         self.token = ""
@@ -134,6 +134,11 @@ class PolledConnection(Noted):
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)
+
+
+def holder_of(identity: str) -> str:
+    """The gateway, by its member id, that a polled connection was opened at."""
+    return identity.partition(".")[0]
 
 
 class Polls:

@@ -30,6 +30,7 @@ from roskva.gateway.opening import OPENING_S, Opening
 from roskva.gateway.permission import Asked
 from roskva.gateway.polled import PolledConnection, Polls, older
 from roskva.gateway.routing import error_message
+from roskva.gateway.sharing import SharedPort
 from roskva.gateway.tls import Certificates, SecureListener
 from roskva.gateway.trusted import TrustedClient, TrustedLine
 from roskva.gateway.websocket import SLOW_S, ChannelProtocol, HttpConnection, WebSocketConnection
@@ -88,7 +89,9 @@ class Port:
         admission: Admission,
         http: Callable[[], asyncio.Protocol],
         certificates: Certificates | None = None,
+        member: str = "",
     ) -> None:
+        self.member = member  # this gateway, to the others
         self.metrics = metrics
         self._settings = settings
         self.admission = admission
@@ -110,13 +113,18 @@ class Port:
         self._http_addresses: dict[object, str] = {}  # of those that count for an address
         self._router = router
         self.connections = router.connections
+        self._shared: SharedPort | None = None
         self._listener_socket: socket.socket | None = None
         self._servers: list[asyncio.Server | SecureListener] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     def bind(self, listen: str) -> str:
-        """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`."""
-        self._listener_socket = listening_socket(listen)
+        """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`. Blocks for a moment."""
+        if self._settings.share_port:
+            self._shared = SharedPort(listen, self._settings.data)
+            self._listener_socket = prepared(self._shared.socket)
+        else:
+            self._listener_socket = listening_socket(listen)
         return address_of(*self._listener_socket.getsockname()[:2])
 
     def served_by(self, server: web.Server) -> None:
@@ -148,6 +156,9 @@ class Port:
             server.close()
         if self._listener_socket is not None:
             self._listener_socket.close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         for opening in list(self.openings):
             opening.abort()
 
@@ -264,7 +275,10 @@ class Port:
 
 
 def listening_socket(listen: str) -> socket.socket:
-    listener = bound_socket(listen)
+    return prepared(bound_socket(listen))
+
+
+def prepared(listener: socket.socket) -> socket.socket:
     listener.setblocking(False)
     # Accepted sockets inherit these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

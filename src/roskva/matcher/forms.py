@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from roskva.errors import BadRequest
-from roskva.model import Update, check_device, name_from_text, object_key, version_from_text
+from roskva.model import ObjectKey, Stamps, Update, check_device, name_from_text, object_key, version_from_text
 
 
 class Form(NamedTuple):
@@ -88,6 +88,19 @@ class Stamp(NamedTuple):
             return cls(application, number)
         since, rounds = (int(word or 0) for word in [*rest, "", ""][:2])
         return cls(application, number, True, since, rounds, at=_at(rest[2:]))
+
+
+def stamps_of(key: ObjectKey, version: int, headers: bytes) -> Stamps | None:
+    """Of the update in a sampled record."""
+    at = Stamp.decode(headers).at if SAMPLED in headers else None
+    return None if at is None else Stamps(key, version, at.published_us, at.received_us, picked_us=at.picked_us, read_us=at.read_us)
+
+
+def handed_over(key: ObjectKey, stamps: Stamps | None) -> bytes:
+    """The headers of a record that goes on through another topic; empty, unless it is sampled."""
+    if stamps is None:
+        return b""
+    return Stamp(key.partition(b"\x00")[0].decode(), at=At(stamps.received_us, stamps.published_us)).encode()
 
 
 def _at(words: Sequence[str]) -> At | None:

@@ -25,7 +25,7 @@ from roskva.feed.known import known_since, since_of
 from roskva.matcher.cells import VERSION, object_row
 from roskva.matcher.core import Batch, accept, cells_to_read, collapse, hand_over, match
 from roskva.matcher.events import encode_update
-from roskva.matcher.forms import SAMPLED, Malformed, Stamp, form_of
+from roskva.matcher.forms import Malformed, Stamp, form_of, handed_over, stamps_of
 from roskva.matcher.scratch import Homeless, homeless_cell
 from roskva.model import ObjectKey, Propagation, Stamps, Update, partition_of
 from roskva.pipeline.breaker import Pieces
@@ -252,8 +252,13 @@ class Task:
     def _hand_over(self, updates: list[Update]) -> None:
         if updates:
             counted = (update._replace(rounds=self._came[update.object].rounds) for update in updates)
-            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update)) for update in counted])
+            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update), self._headers(update)) for update in counted])
             self.counts.fan_outs += len(updates)
+
+    def _headers(self, update: Update) -> bytes:
+        """Of a record that is handed over."""
+        sampled = self._sampled.get(update.object)
+        return handed_over(update.object, sampled if sampled is not None and sampled.version == update.version else None)
 
     def _since(self, came: tuple[int, int]) -> int:
         """By partition and incarnation of the record that brought a version. What is lost after this look is newer than what it finds."""
@@ -295,15 +300,9 @@ def _sampled(events: Events, bridged_us: int) -> dict[ObjectKey, Stamps]:
     """The stamps of sampled updates; of an object, those of its highest version. Not of what a sweep brought back."""
     sampled: dict[ObjectKey, Stamps] = {}
     for update, origin in events.updates:
-        if SAMPLED in origin.headers and not update.again and (at := Stamp.decode(origin.headers).at) is not None:
-            known = sampled.get(update.object)
-            if known is None or known.version < update.version:
-                sampled[update.object] = Stamps(
-                    *(update.object, update.version, at.published_us, at.received_us),
-                    picked_us=at.picked_us,
-                    read_us=at.read_us,
-                    bridged_us=bridged_us,
-                )
+        stamps = None if update.again else stamps_of(update.object, update.version, origin.headers)
+        if stamps is not None and (update.object not in sampled or sampled[update.object].version < update.version):
+            sampled[update.object] = stamps._replace(bridged_us=bridged_us)
     return sampled
 
 

@@ -20,7 +20,7 @@ from roskva.protocol.messages import Notify
 from roskva.registrar.following import Index
 from roskva.registrar.row import ClientRow
 from roskva.registrar.sessions import MAYBE_STORED, Counters, Outstanding, Session
-from roskva.registrar.trails import NOBODY, Trails
+from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
 _TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
@@ -51,6 +51,7 @@ class FastPath:
         self._trails = trails
         self._index = Index()
         self._crowds: dict[ObjectKey, Update] = {}  # the newest of objects that are being told in turns
+        self._crowd_stamps: dict[ObjectKey, Stamps] = {}  # of those that are sampled
 
     def __len__(self) -> int:
         """Objects that somebody online is registered for."""
@@ -115,7 +116,10 @@ class FastPath:
         self._send(outbox, self._followed(stamps, now_s) if stamps else NOBODY)
 
     def _followed(self, stamps: Sequence[Stamps], now_s: float) -> Mapping[Session, list[Outstanding]]:
-        """Who was just told of a sampled update, as far as it is looked at; not of those who are told in turns."""
+        """Who was just told of a sampled update, as far as it is looked at; those who are told in turns are looked at then."""
+        for one in stamps:
+            if (crowd := self._crowds.get(one.object)) is not None and crowd.version == one.version:
+                self._crowd_stamps[one.object] = one
         told = (
             (session, entry)
             for one in stamps
@@ -134,7 +138,7 @@ class FastPath:
         if covered is not None and covered[0] == seqno and covered[1] >= update.version:
             return
         unacknowledged = self._unacknowledged
-        if session.intervals and unacknowledged.pacing.holds(session, key, seqno, update.version, now_s, stored=False):
+        if session.intervals and unacknowledged.pacing.leaves_out(session, key, seqno, update.version, now_s):
             return
         if not unacknowledged.has_room(session, now_s) or not unacknowledged.may_hear(session, key):
             return
@@ -173,16 +177,29 @@ class FastPath:
             while self._crowds[key].version > told:
                 told = self._crowds[key].version
                 everyone = list(self._index.of(key))
-                for start in range(0, len(everyone), _TOLD_PER_TURN):
+                turns = range(0, len(everyone), _TOLD_PER_TURN)
+                for turn, start in enumerate(turns):
                     outbox: dict[Session, list[Notify]] = {}
                     now_s = self._clock()
                     for session, seqno in everyone[start : start + _TOLD_PER_TURN]:
                         if session.followed_at is not None:
                             self._tell(session, seqno, self._crowds[key], now_s, outbox)
-                    self._send(outbox)
+                    sampled = self._crowd_stamps.get(key)
+                    self._send(outbox, NOBODY if sampled is None else self._followed_in(sampled, outbox, turn, len(turns), now_s))
                     await asyncio.sleep(0)
         finally:
             del self._crowds[key]
+            self._crowd_stamps.pop(key, None)
+
+    def _followed_in(
+        self, stamps: Stamps, outbox: dict[Session, list[Notify]], turn: int, turns: int, now_s: float
+    ) -> Mapping[Session, list[Outstanding]]:
+        """The last one of a turn, and of few turns, from the first to the last: who hears late is looked at as well."""
+        if not outbox or (turn + 1) * CLIENTS_MAX // turns == turn * CLIENTS_MAX // turns:
+            return NOBODY
+        session = next(reversed(outbox))
+        entry = session.outstanding.get((stamps.object, False))
+        return NOBODY if entry is None else self._trails.follow(self._trails.of([stamps]), [(session, entry)], now_s)
 
     # What the pipeline need not tell any more.
 

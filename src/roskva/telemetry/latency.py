@@ -4,6 +4,7 @@
     fast       durable -> sent -> acknowledged                     the fast path, one for each client that is looked at
     pipeline   durable -> picked up -> read -> bridged -> matched -> told  once for each update and Registrar
                told -> sent -> acknowledged                        where the pipeline had to send
+    fan-out    the same, of the second query: for objects with many registrations
 
 Beside the hops each way has its whole times: from the receipt to the Registrar's call, to the first attempt to send (what the paper
 counts), and to the client's acknowledgement. All stamps but the publisher's are of one machine's clock; the publisher's hop stands apart
@@ -21,7 +22,8 @@ from roskva.telemetry.histogram import LogHistogram
 ACCEPT: Final = "accept"
 FAST: Final = "fast"
 PIPELINE: Final = "pipeline"
-WAYS: Final = (ACCEPT, FAST, PIPELINE)
+FAN_OUT: Final = "fan-out"
+WAYS: Final = (ACCEPT, FAST, PIPELINE, FAN_OUT)
 
 PUBLISHED_RECEIVED: Final = "published to received"
 RECEIVED_DURABLE: Final = "received to durable"
@@ -34,9 +36,11 @@ TOLD_SENT: Final = "told to sent"
 DURABLE_SENT: Final = "durable to sent"
 SENT_ACKNOWLEDGED: Final = "sent to acknowledged"
 # The hops of each way, in their order, from the receipt to the client; those before they part are in ACCEPT.
+_THROUGH_SPARK: Final = (DURABLE_PICKED, PICKED_READ, READ_BRIDGED, BRIDGED_MATCHED, MATCHED_TOLD, TOLD_SENT, SENT_ACKNOWLEDGED)
 HOPS: Final[Mapping[str, tuple[str, ...]]] = {
     FAST: (DURABLE_SENT, SENT_ACKNOWLEDGED),
-    PIPELINE: (DURABLE_PICKED, PICKED_READ, READ_BRIDGED, BRIDGED_MATCHED, MATCHED_TOLD, TOLD_SENT, SENT_ACKNOWLEDGED),
+    PIPELINE: _THROUGH_SPARK,
+    FAN_OUT: _THROUGH_SPARK,
 }
 TO_TOLD: Final = "received to told"
 TO_SENT: Final = "received to sent"
@@ -62,17 +66,18 @@ class Latency:
 
     def told(self, stamps: Stamps) -> None:
         """The pipeline has brought it to a Registrar."""
-        self._observe(PIPELINE, DURABLE_PICKED, stamps.durable_us, stamps.picked_us)
-        self._observe(PIPELINE, PICKED_READ, stamps.picked_us, stamps.read_us)
-        self._observe(PIPELINE, READ_BRIDGED, stamps.read_us, stamps.bridged_us)
-        self._observe(PIPELINE, BRIDGED_MATCHED, stamps.bridged_us, stamps.matched_us)
-        self._observe(PIPELINE, MATCHED_TOLD, stamps.matched_us, stamps.told_us)
-        self._observe(PIPELINE, TO_TOLD, stamps.received_us, stamps.told_us)
+        way = _way(stamps)
+        self._observe(way, DURABLE_PICKED, stamps.durable_us, stamps.picked_us)
+        self._observe(way, PICKED_READ, stamps.picked_us, stamps.read_us)
+        self._observe(way, READ_BRIDGED, stamps.read_us, stamps.bridged_us)
+        self._observe(way, BRIDGED_MATCHED, stamps.bridged_us, stamps.matched_us)
+        self._observe(way, MATCHED_TOLD, stamps.matched_us, stamps.told_us)
+        self._observe(way, TO_TOLD, stamps.received_us, stamps.told_us)
 
     def sent(self, stamps: Stamps) -> None:
         """To one client, for the first time. Which way it came is in the stamps: only the pipeline's was told."""
         if stamps.told_us:
-            self._observe(PIPELINE, TOLD_SENT, stamps.told_us, stamps.sent_us)
+            self._observe(_way(stamps), TOLD_SENT, stamps.told_us, stamps.sent_us)
         else:
             self._observe(FAST, DURABLE_SENT, stamps.durable_us, stamps.sent_us)
         self._observe(_way(stamps), TO_SENT, stamps.received_us, stamps.sent_us)
@@ -101,7 +106,9 @@ class Latency:
 
 
 def _way(stamps: Stamps) -> str:
-    return PIPELINE if stamps.told_us else FAST
+    if not stamps.told_us:
+        return FAST
+    return FAN_OUT if stamps.fanned_out else PIPELINE
 
 
 def in_order(histograms: Histograms) -> Iterator[tuple[str, str, LogHistogram]]:
