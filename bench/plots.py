@@ -50,7 +50,7 @@ def _latency(axes: Any, document: dict[str, Any]) -> None:
 
 
 def _throughput(axes: Any, document: dict[str, Any]) -> None:
-    for (name, fan), colour in zip(document["figures"]["fan_outs"].items(), (_BLUE, _RED), strict=False):
+    for (name, fan), colour in zip(document["figures"]["fan_outs"].items(), (_BLUE, _RED, _GREY), strict=False):
         steps = sorted(fan["steps"], key=lambda step: float(step["offered_per_s"]))
         points = [(step["delivered_per_s"], step["p99_ms"]) for step in steps]
         axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=f"fan-out {name}")
@@ -58,6 +58,20 @@ def _throughput(axes: Any, document: dict[str, Any]) -> None:
     axes.set(xlabel="notifications delivered and acknowledged per second", ylabel="p99 publish to client, ms", yscale="log")
     axes.legend(frameon=False)
     axes.set_title("throughput, generator and service on the same cores", fontsize=10)
+
+
+def _burst(axes: Any, document: dict[str, Any]) -> None:
+    burst = document["figures"]["burst"]
+    axes.plot([one["s"] for one in burst["backlog"]], [one["updates"] for one in burst["backlog"]], color=_BLUE)
+    axes.axvline(burst["published_in_s"], color=_GREY, linestyle=":")
+    axes.annotate("all published", (burst["published_in_s"], 0), textcoords="offset points", xytext=(4, 6), color=_GREY)
+    axes.set(xlabel="s since the burst began", ylabel="updates that the pipeline has not processed", ylim=(0, None))
+    beside = axes.twinx()
+    for when, latency in document["figures"]["latency_ms"].items():
+        beside.plot([burst["backlog"][-1]["s"]], [latency["p99"]], marker="o", color=_RED)
+        beside.annotate(f"{when}: p99", (burst["backlog"][-1]["s"], latency["p99"]), ha="right", xytext=(-6, 0), textcoords="offset points")
+    beside.set(ylabel="steady load, p99 publish to client, ms", ylim=(0, None))
+    axes.set_title(f"burst: {document['settings']['load']}", fontsize=10)
 
 
 def _publish(axes: Any, document: dict[str, Any]) -> None:
@@ -228,9 +242,24 @@ def _security(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title("security: good clients while one attacks, all on the same two cores", fontsize=10)
 
 
+def _batching(axes: Any, document: dict[str, Any]) -> None:
+    steps = document["figures"]["delays"]
+    cores = [one["pipeline_cpu_cores"] for one in steps]
+    for part, colour in (("p50", _BLUE), ("p99", _RED)):
+        axes.plot(cores, [one[f"{part}_ms"] for one in steps], marker="o", color=colour, label=part)
+    for one in steps:
+        axes.annotate(
+            f"{one['delay_ms']} ms", (one["pipeline_cpu_cores"], one["p99_ms"]), textcoords="offset points", xytext=(6, 6), fontsize=8
+        )
+    axes.set(xlabel="CPU of the pipeline, cores", ylabel="publish to client, ms", xlim=(0, 1.15 * max(cores)))
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("batching: batches at least so long apart, without the fast path", fontsize=10)
+
+
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
+    "burst": _burst,
     "publish": _publish,
     "missed": _missed,
     "idle": _idle,
@@ -244,4 +273,5 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "figure9": _figure9,
     "figure11": _figure11,
     "recovery": _recovery,
+    "batching": _batching,
 }

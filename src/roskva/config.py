@@ -286,6 +286,13 @@ class Settings:
     )
     scratch_every_s: float = setting(10.0, "How often what was put aside is tried again, while there is anything.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    batch_delay_ms: int = setting(
+        0,
+        "Batches of updates alone begin at least so long apart, with the fast path and without: larger ones, for less CPU. Without it all"
+        " are told so much later; a registration never waits. `python -m bench batching` shows the price.",
+        least=0,
+        most=1_000,
+    )
     batch_rest_ms: int = setting(
         1_000,
         "With the fast path: how long Spark rests at most, four times as long as its last batch took, before one of updates alone."

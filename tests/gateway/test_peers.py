@@ -96,6 +96,17 @@ async def test_a_polled_connection_is_served_through_either(pair: tuple[Gateway,
     assert not pair[0].router.connections
 
 
+async def test_a_polled_connection_is_gone_with_its_gateway(pair: tuple[Gateway, Gateway], settings: Settings) -> None:
+    """Also while the others take that one for alive: its client opens another connection at once."""
+    identity = pair[0].port.polls.open("", "").id
+    (settings.data / "run" / "gateway-1.sock").unlink()
+    statuses = set()
+    for _ in range(20):  # of those that the other one gets, all are answered so
+        async with aiohttp.ClientSession() as fresh, fresh.delete(f"{pair[0].url}/v1/channels/{identity}x") as answer:
+            statuses.add((answer.status, (await answer.json())["error"]["code"] if answer.status != 204 else ""))
+    assert statuses == {(204, ""), (410, "channel-closed")}
+
+
 async def test_a_stream_of_events_goes_through_the_other(pair: tuple[Gateway, Gateway]) -> None:
     connection = pair[0].port.polls.open("", "")
     for _ in range(10):
@@ -113,6 +124,14 @@ async def test_whether_a_client_is_online_is_told_by_its_owner(pair: tuple[Gatew
         async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(f"{pair[0].url}/v1/inspect/clients/{client}") as answer:
             assert (await answer.json())["online"] is True
     await connected.close()
+
+
+async def test_each_is_asked_for_its_times_by_name(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    for _ in range(4):
+        for gateway in pair:
+            path = f"/v1/inspect/latency?member={gateway.member_id}"
+            async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(gateway.url + path) as answer:
+                assert (await answer.json())["member"] == gateway.member_id
 
 
 async def test_what_one_accepts_the_clients_of_the_other_hear_at_once(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:

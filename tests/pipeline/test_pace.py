@@ -14,9 +14,9 @@ from roskva.pipeline.pace import Pace
 START: dict[Place, Position] = {("updates", 0): Position(1, 5), ("updates", 1): Position(1, 0), ("registrations", 0): Position(1, 7)}
 
 
-def pace(work_s: float, stream: Stream = MATCHING, fast_path: bool = True, rest_ms: int = 1_000) -> Pace:
+def pace(work_s: float, stream: Stream = MATCHING, fast_path: bool = True, rest_ms: int = 1_000, delay_ms: int = 0) -> Pace:
     """That of somebody whose last batch took so long, and ended at 100 s."""
-    one = Pace(Settings(data=Path("/nowhere"), fast_path=fast_path, batch_rest_ms=rest_ms), stream)
+    one = Pace(Settings(data=Path("/nowhere"), fast_path=fast_path, batch_rest_ms=rest_ms, batch_delay_ms=delay_ms), stream)
     one.asked(50.0)
     one.began(100.0 - work_s)
     one.asked(100.0)
@@ -65,3 +65,11 @@ def test_the_first_batch_waits_for_nothing() -> None:
 def test_without_the_fast_path_everybody_waits_for_the_batch_so_it_does_not_rest() -> None:
     assert pace(0.1, fast_path=False).rest_s(START, UPDATES, 100.0) == 0.0
     assert pace(0.1, FAN_OUT).rest_s(START, UPDATES, 100.0) == 0.0
+
+
+def test_batches_begin_as_far_apart_as_was_wished_for_with_the_fast_path_and_without() -> None:
+    assert pace(0.1, fast_path=False, delay_ms=500).rest_s(START, UPDATES, 100.0) == pytest.approx(0.4)
+    assert pace(0.1, fast_path=False, delay_ms=500).rest_s(START, UPDATES, 100.4) == 0.0
+    assert pace(0.6, fast_path=False, delay_ms=500).rest_s(START, UPDATES, 100.0) == 0.0, "it took longer than that"
+    assert pace(0.01, delay_ms=500).rest_s(START, UPDATES, 100.0) == pytest.approx(0.49), "the longer of the two"
+    assert pace(0.1, fast_path=False, delay_ms=500).rest_s(START, end({("registrations", 0): Position(1, 8)}), 100.0) == 0.0

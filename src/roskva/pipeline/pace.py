@@ -3,7 +3,8 @@
 A batch costs Spark some 120 ms of CPU, whatever it carries. Without the fast path everybody waits for it, and it begins at once. With
 it, clients that are online know already (`registrar/fast.py`), and a batch of updates alone may wait: four times as long as the
 last one took, and at most `batch_rest_ms`. A registration waits for nobody: its client is told when the Matcher has answered. Nor
-does a backlog. Pure: the clock is the caller's.
+does a backlog. Whoever wishes for larger batches in any case says how far apart they begin at least (`batch_delay_ms`). Pure: the clock
+is the caller's.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ class Pace:
     def __init__(self, settings: Settings, stream: Stream) -> None:
         rests = settings.fast_path and stream == MATCHING
         self._rest_s_max = settings.batch_rest_ms / 1000 if rests else 0.0
+        self._delay_s = settings.batch_delay_ms / 1000
         self._began_s: float | None = None
         self._until_s = 0.0
 
     def asked(self, now_s: float) -> None:
         """Spark asks for the next batch: the one before is done."""
         if self._began_s is not None:
-            self._until_s = now_s + min(_REST_PER_WORK * (now_s - self._began_s), self._rest_s_max)
+            rested_s = now_s + min(_REST_PER_WORK * (now_s - self._began_s), self._rest_s_max)
+            self._until_s = max(rested_s, self._began_s + self._delay_s)
             self._began_s = None
 
     def began(self, now_s: float) -> None:
@@ -37,7 +40,7 @@ class Pace:
 
     def rest_s(self, start: Positions, end: Positions, now_s: float) -> float:
         """For how long what lies between the two may wait now."""
-        if not self._rest_s_max or now_s >= self._until_s:
+        if now_s >= self._until_s:
             return 0.0
         updates = 0
         for place, last in end.items():

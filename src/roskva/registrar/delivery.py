@@ -200,7 +200,7 @@ class Delivery:
         session = self._sessions.get(told.client)
         if tell and version is not None and session is not None and self._fast.covers(session, told.object, told.seqno, version):
             tell = False
-        if tell and session is not None and session.intervals and self._is_held_back(session, told, version, now_s):
+        if tell and session is not None and session.intervals and self._is_held_back(session, told, row, version, now_s):
             return _Owed(index, told, row, session, None, tell, version)  # written now, sent when the interval is over
         hears = session is not None and tell and self._unacknowledged.has_room(session, now_s)
         if session is None or not hears or not self._unacknowledged.may_hear(session, told.object):
@@ -220,9 +220,9 @@ class Delivery:
             wave.join()
         return _Owed(index, told, row, session, entry, tell, version)
 
-    def _is_held_back(self, session: Session, told: Propagation, version: int | None, now_s: float) -> bool:
-        """What a registration yields never is."""
-        if version is None or told.outcome != OUTCOME_UPDATE:
+    def _is_held_back(self, session: Session, told: Propagation, row: ClientRow, version: int | None, now_s: float) -> bool:
+        """What a registration yields never is; what is repeated after it was settled is like any update."""
+        if version is None or (told.outcome != OUTCOME_UPDATE and row.is_pending(told.object, told.seqno)):
             return False
         return self._unacknowledged.pacing.holds(session, told.object, told.seqno, version, now_s, stored=True)
 

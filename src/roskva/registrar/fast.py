@@ -138,7 +138,7 @@ class FastPath:
         if covered is not None and covered[0] == seqno and covered[1] >= update.version:
             return
         unacknowledged = self._unacknowledged
-        if session.intervals and unacknowledged.pacing.holds(session, key, seqno, update.version, now_s, stored=False):
+        if session.intervals and unacknowledged.pacing.leaves_out(session, key, seqno, update.version, now_s):
             return
         if not unacknowledged.has_room(session, now_s) or not unacknowledged.may_hear(session, key):
             return

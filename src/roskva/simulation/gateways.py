@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roskva.errors import Unavailable
@@ -14,9 +14,11 @@ from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Party, Router
 from roskva.model import Stamps, Update
+from roskva.protocol.messages import Notify
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
+from roskva.registrar.sessions import Session
 from roskva.simulation.processes import Process
 from roskva.simulation.stores import Epochs, FeedFront, TableFront
 from roskva.telemetry.metrics import Metrics
@@ -71,6 +73,17 @@ class GatewayEnd:
             self._gateway.router.closed(self)
 
 
+class HeardRegistrar(Registrar):
+    """The real one; a checker hears what it says to clients, at the moment at which it does."""
+
+    heard: Callable[[Registrar, Session, Sequence[Notify]], None] | None = None
+
+    def speak(self, session: Session, **what: Any) -> None:
+        if self.heard is not None and what.get("notify"):
+            self.heard(self, session, what["notify"])
+        super().speak(session, **what)
+
+
 class SimulatedGateway:
     """One boot of a gateway."""
 
@@ -90,7 +103,7 @@ class SimulatedGateway:
         table, feed = TableFront(world.stores, process, epochs), FeedFront(world.stores, process, epochs)
         self.metrics = Metrics()
         self.view = MemberView(settings.member_timeout_s)
-        self.registrar = Registrar(
+        self.registrar = HeardRegistrar(
             settings,
             table,  # type: ignore[arg-type]
             feed,  # type: ignore[arg-type]
@@ -103,6 +116,8 @@ class SimulatedGateway:
             tick_s=TICK_S * world.knobs.pace,
             unguessable=lambda size: base64.urlsafe_b64encode(chance.randbytes(size)).decode().rstrip("="),
         )
+        if world.knobs.notify_interval_ms or world.knobs.own_interval_ms:
+            self.registrar.heard = world.intervals.said
         self.links = Links(world.internal_key, self.member_id, lambda identity: self.membership.suspect(identity), random=chance.random)
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
