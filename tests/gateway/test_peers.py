@@ -77,10 +77,14 @@ async def test_one_without_a_door_is_named_and_not_waited_for(
     assert list(status["gateways"]) == ["gateway-1"]
 
 
-async def test_a_door_that_was_deleted_is_there_again(start: Start, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("deleted", ["run", "run/gateway-1.sock"])
+async def test_a_door_that_was_deleted_is_there_again(
+    start: Start, settings: Settings, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
     monkeypatch.setattr(door, "LOOK_S", 0.05)
     await start("left", gateway_name="gateway-1", share_port=True)
-    shutil.rmtree(settings.data / "run")
+    gone = settings.data / deleted
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     async with asyncio.timeout(10):
         while not (settings.data / "run" / "gateway-1.sock").exists():
             await asyncio.sleep(0.02)

@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ LOOK_S: Final = 2.0
 _BACKLOG: Final = 256
 _STOP_S: Final = 1.0
 _SUFFIX: Final = ".sock"
+_AN_ID: Final = re.compile("[0-9a-f]{16}")
 
 
 def door_name(name: str) -> str:
@@ -89,6 +91,16 @@ class Door:
         """Take the name. Nobody is answered before `open`. Blocks for a moment."""
         private_directory(self._folder)
         lock = os.open(self._folder / f"{self._name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self._lock >= 0 and os.path.sameopenfile(lock, self._lock):
+            os.close(lock)  # it is ours already
+        else:
+            self._hold(lock)
+        self._sweep()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        with folder_path(self._folder) as folder:
+            self._socket.bind(f"{folder}/{door_name(self._name)}")
+
+    def _hold(self, lock: int) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -97,15 +109,16 @@ class Door:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = lock
-        self._sweep()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        with folder_path(self._folder) as folder:
-            self._socket.bind(f"{folder}/{door_name(self._name)}")
 
     def _sweep(self) -> None:
-        """Of this name, and of gateways that were killed and will not come back under theirs, which was an id."""
+        """Of this name, and of gateways that were killed and will not come back under theirs, which was an id.
+
+        Others will: who looked at their locks now might be in the way of one that starts.
+        """
         self._path.unlink(missing_ok=True)
         for path in self._folder.glob(f"*{_SUFFIX}"):
+            if _AN_ID.fullmatch(path.stem) is None:
+                continue
             lock = path.with_suffix(".lock")
             with suppress(OSError):
                 held = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
