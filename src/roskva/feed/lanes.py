@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from roskva.errors import Overloaded, Unavailable
+from roskva.errors import Overloaded, PartitionBusy, Unavailable
 from roskva.feed.interface import Entry, Feed
 from roskva.model import partition_of
 from roskva.table.lanes import Lane, all_of
 
 QUEUED_ENTRIES_MAX: Final = 20_000  # of one lane, in the queue and under way; a call that comes at the limit is refused
 BATCH_ENTRIES_MAX: Final = 4_000  # of one transaction, a larger single call aside
+# For a partition that is busy, in all. The engine calls it so after 0.2 s without anybody's progress, and a large transaction of another
+# gateway, on a disk and cores that all share, may take longer: two gateways at full speed had one of a thousand large publishes refused.
+PATIENCE_S: Final = 2.0
 
 
 class Appended(NamedTuple):
@@ -67,9 +71,19 @@ class FeedLanes:
             )
         return lane
 
+    def _append_in_turn(self, topic: str, partition: int, entries: Sequence[Entry]) -> list[int]:
+        """Wait for other processes that append to the same file, but not for long: one of them may stand still in the middle."""
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.feed.append_to(topic, partition, entries)
+            except PartitionBusy:
+                if time.monotonic() >= give_up_s:
+                    raise
+
     def _append_batch(self, topic: str, partition: int, calls: list[Sequence[Entry]]) -> list[Appended | Exception]:
         try:
-            offsets = self.feed.append_to(topic, partition, [entry for entries in calls for entry in entries])
+            offsets = self._append_in_turn(topic, partition, [entry for entries in calls for entry in entries])
         except Unavailable as error:
             return [error] * len(calls)
         except Exception as error:
