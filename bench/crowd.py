@@ -1,141 +1,226 @@
-"""Very many clients of one service: the tables are filled beforehand, and the clients return over trusted lines (roskva.load).
+"""Clients that come back with the tokens that they have, and then only are there: tens of thousands of WebSockets, or a million over lines.
 
-Registering millions of objects through the pipeline would take half an hour. So the tables are made as if that had happened (filling.py),
-and each client holds a token of its own first session, signed with the service's own key. The generator runs in this process.
+They exist already: bench/filling.py put their rows into the table, as if they had registered through the service, and any process can sign
+their tokens. So one message makes a session, and nothing else is asked of the service. Each process of a crowd says how many have come, and
+ends with its input:
+
+    python -m bench.crowd DATA URL FIRST COUNT LINES CLIENTS   # LINES trusted lines; 0: a WebSocket for each. CLIENTS: of the world
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Self
 
-from bench import accounting
-from bench.filling import Population, fill, tokens_of
-from bench.service import APPLICATION, BenchFailed, Service, running, say
-from bench.world import Options, Window, World
+from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
+
+from bench.filling import TAG, client_id
+from bench.load import until
+from bench.service import APPLICATION, BenchFailed, say
+from bench.world import SPREAD, World, run
+from roskva.config import Settings
 from roskva.keys import load_keys
-from roskva.load.generator import Generator
-from roskva.load.measuring import NUMBERS
-from roskva.load.plan import Plan
+from roskva.model import client_partition
+from roskva.protocol.messages import ClientMessage, encode
+from roskva.protocol.summaries import SetDigest
+from roskva.protocol.tokens import Claims
+from roskva.table import SqliteTable, open_manifest
 
 REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5
-BATCH: Final = 20
-LINES: Final = 8
-KEEPALIVE_S: Final = 1_200.0
-ARRIVALS_MAX_PER_S: Final = 20_000.0  # between windows: as fast as it goes
-_STUCK_S: Final = 60.0  # without anybody new in sync
-
-SCALED: Final = [
-    "The tables were filled beforehand, as if all clients had registered: through the pipeline that would take half an hour.",
-    "The files were filled in the order of their keys: their pages are fuller than those of tables that grew.",
-    "Clients come over trusted lines, eight WebSockets for all of them: what the kernel holds for a socket of each is not in it.",
-    f"keepalive_s is {KEEPALIVE_S:g} instead of 50: at 50 s a million clients hear 20,000 keepalives a second; the paper has none.",
-    f"Updates are published in batches of {BATCH}, as a publisher's library sends them.",
-]
+_ASKED_MAX: Final = 1_000  # clients of one process that wait for their first answer
+_OF_A_PROCESS: Final = 17_000  # WebSockets: files are limited
+_COME_S: Final = 400.0
+_TEXT: Final = WSMsgType.TEXT
 
 
-@dataclass(frozen=True, slots=True)
+def world_of(clients: int) -> World:
+    return World(clients, REGISTRATIONS, FAN_OUT)
+
+
+class Tokens:
+    """What the clients say first. `objects`: of the whole world."""
+
+    def __init__(self, data: Path, world: World) -> None:
+        settings = Settings(data=data)
+        self._settings = settings
+        self._world = world
+        self._objects = world.clients * world.registrations // world.fan_out
+        self._keyring = load_keys(data).keyring
+        manifest = open_manifest(settings)
+        table = SqliteTable(data, manifest)
+        self._incarnations = [table.incarnation("registrar", partition) for partition in range(settings.partitions)]
+        table.close()
+        manifest.close()
+
+    def first_message(self, number: int) -> bytes:
+        client = client_id(number)
+        incarnation = self._incarnations[client_partition(client, self._settings.partitions)]
+        claims = Claims(client, APPLICATION, f"device-{number}", 1, self._settings.data_center, incarnation, TAG)
+        first = number * self._world.registrations
+        slots = range(first, first + self._world.registrations)
+        digest = SetDigest(f"{self._world.prefix}{slot * SPREAD % self._objects}".encode() for slot in slots)
+        return encode(ClientMessage(token=self._keyring.sign(claims), summary=digest.summary()))
+
+
+class _Coming:
+    """Who has come, and who may ask next."""
+
+    def __init__(self, tokens: Tokens, first: int, count: int) -> None:
+        self.tokens = tokens
+        self.next = first
+        self.end = first + count
+        self.came = 0
+        self.failure = ""
+        self._first = first
+        self._answered = bytearray(count)
+
+    def answered(self, number: int, data: bytes) -> bool:
+        """Whether it is this client's first answer."""
+        if b'"error"' in data or b'"start_anew"' in data:
+            self.failure = self.failure or data.decode()
+        if self._answered[number - self._first]:
+            return False
+        self._answered[number - self._first] = 1
+        self.came += 1
+        return True
+
+
+class _Line(WSListener):
+    """A trusted line: each answer lets the next client ask."""
+
+    def __init__(self, coming: _Coming) -> None:
+        self._coming = coming
+        self._transport: WSTransport | None = None
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._coming.failure = self._coming.failure or "a line was cut"
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if frame.msg_type == _TEXT:
+            digits, _, data = frame.get_payload_as_bytes().partition(b" ")
+            if self._coming.answered(int(digits), data):
+                self.ask()
+
+    def ask(self) -> None:
+        coming = self._coming
+        if coming.next < coming.end and self._transport is not None:
+            number, coming.next = coming.next, coming.next + 1
+            self._transport.send(_TEXT, b"%d %b" % (number, coming.tokens.first_message(number)))
+
+
+class _Alone(WSListener):
+    """A client with a WebSocket of its own."""
+
+    def __init__(self, coming: _Coming, number: int, answered: asyncio.Future[None]) -> None:
+        self._coming = coming
+        self._number = number
+        self._answered: asyncio.Future[None] | None = answered
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        transport.send(_TEXT, self._coming.tokens.first_message(self._number))
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._coming.failure = self._coming.failure or "a connection was closed"
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if frame.msg_type == _TEXT and self._coming.answered(self._number, frame.get_payload_as_bytes()) and self._answered:
+            self._answered.set_result(None)
+            self._answered = None
+
+
+async def _over_lines(coming: _Coming, url: str, key: str, lines: int) -> None:
+    for _ in range(lines):
+        headers = {"Authorization": f"Bearer {key}"}
+        _, line = await ws_connect(lambda: _Line(coming), url + "/v1/trusted", extra_headers=headers)
+        for _ in range(_ASKED_MAX // lines):
+            line.ask()  # type: ignore[attr-defined]
+
+
+async def _alone(coming: _Coming, url: str) -> None:
+    """Some at a time: each opens its connection, and is answered."""
+
+    async def one_after_the_other() -> None:
+        while coming.next < coming.end and not coming.failure:
+            number, coming.next = coming.next, coming.next + 1
+            answered = asyncio.get_running_loop().create_future()
+            await ws_connect(lambda: _Alone(coming, number, answered), url + "/v1/channel", read_buffer_init_size=1024)  # noqa: B023
+            await answered
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(50):
+            group.create_task(one_after_the_other())
+
+
+async def _come(data: Path, url: str, first: int, count: int, lines: int, clients: int) -> None:
+    coming = _Coming(Tokens(data, world_of(clients)), first, count)
+    address = url.replace("http", "ws", 1)
+    if lines:
+        await _over_lines(coming, address, load_keys(data).trusted, lines)
+    else:
+        await _alone(coming, address)
+    await until(lambda: coming.came == count or bool(coming.failure), _COME_S)
+    print(coming.failure or "all are here", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    if coming.failure:
+        print(coming.failure, flush=True)
+
+
 class Crowd:
-    service: Service
-    world: World
-    tokens: list[str]
-    changed: dict[str, str]
+    """The processes of one crowd: `with Crowd(...)`, until which all have come, and to the end of which all stay."""
 
-    def generator(self) -> Generator:
-        plan = Plan(
-            clients=self.world.clients,
-            registrations=self.world.registrations,
-            objects=self.world.clients * self.world.registrations // self.world.fan_out,
-            application=APPLICATION,
-            object_prefix=self.world.prefix,
-            device_prefix="device-",
-            lines=min(LINES, self.world.clients),
-            batch=BATCH,
-            resume=True,
-        )
-        return Generator(plan, self.service.url, load_keys(self.service.data).trusted, tokens=self.tokens)
+    def __init__(self, data: Path, url: str, clients: int, lines: int = 0) -> None:
+        share = clients if lines else min(_OF_A_PROCESS, clients)
+        self._commands = [
+            [sys.executable, "-m", "bench.crowd", str(data), url, str(first), str(min(share, clients - first)), str(lines), str(clients)]
+            for first in range(0, clients, share)
+        ]
+        self._clients = clients
+        self._processes: list[subprocess.Popen[str]] = []
 
+    def __enter__(self) -> Self:
+        began_s = time.monotonic()
+        try:
+            for command in self._commands:
+                self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for process in self._processes:
+                assert process.stdout is not None
+                said = process.stdout.readline().strip()
+                if said != "all are here":
+                    raise BenchFailed(f"Not all of {self._clients:,} clients came: {said or 'their process ended'}")
+        except BaseException:
+            self._end()
+            raise
+        self.came_s = time.monotonic() - began_s
+        say(f"{self._clients:,} clients came in {self.came_s:.0f} s")
+        return self
 
-@contextlib.contextmanager
-def crowd(clients: int, options: Options) -> Iterator[Crowd]:
-    """A running service whose tables know so many clients; none of them is online."""
-    world = World(clients, REGISTRATIONS, FAN_OUT)
-    tokens: list[str] = []
+    def __exit__(self, *_: object) -> None:
+        if any(self._end()):
+            raise BenchFailed("Some of the clients lost their connection.")
 
-    def prepare(data: Path) -> None:
-        population = Population(world)
-        filled = fill(data, world, time.time(), population)
-        tokens.extend(tokens_of(data, population))
-        say(f"{filled.cells:,} cells of {clients:,} clients in {filled.seconds:.0f} s")
-        # Settings of applications stand in a file: the service looks for one in its working directory.
-        (data.parent / "roskva.toml").write_text(f"[applications.{APPLICATION}]\nkeepalive_s = {KEEPALIVE_S}\n")
-
-    changed = {
-        "connections_max": str(clients + 1_000),
-        "gateway_memory_bytes_max": "0",
-        **options.settings,
-    }
-    with running(changed, prepare=prepare) as service:
-        yield Crowd(service, world, tokens, {**service.changed, f"applications.{APPLICATION}.keepalive_s": f"{KEEPALIVE_S:g}"})
-
-
-async def bring(generator: Generator, wanted: int) -> float:
-    """So many clients are to be in sync; those that are not there yet go on with their sessions. Answers how many came in a second."""
-    began_s, before = time.monotonic(), generator.counts.in_sync
-    generator.clients.resume = True
-    generator.arrivals_per_s = ARRIVALS_MAX_PER_S
-    generator.wanted = wanted
-    seen, seen_s = before, began_s
-    while generator.counts.in_sync < wanted:
-        generator.check()
-        await asyncio.sleep(0.1)
-        if generator.counts.in_sync > seen:
-            seen, seen_s = generator.counts.in_sync, time.monotonic()
-        if time.monotonic() - seen_s > _STUCK_S:
-            raise BenchFailed(f"Only {seen:,} of {wanted:,} clients are in sync: {generator.counts.said or 'the others are not answered'}")
-    return (wanted - before) / max(0.001, time.monotonic() - began_s)
+    def _end(self) -> list[str]:
+        """What they had to complain of."""
+        said = []
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(20.0)
+                said.append(process.stdout.read() if process.stdout is not None else "")
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return said
 
 
-async def measured(service: Service, generator: Generator, seconds: float) -> dict[str, Any]:
-    """What a window of so long brought: CPU by process, messages, bytes, memory, latency."""
-    window = await asyncio.to_thread(Window, service)
-    generator.report()  # latencies from now on
-    began_s, before = time.monotonic(), {name: getattr(generator.counts, name) for name in NUMBERS}
-    await asyncio.sleep(seconds)
-    took_s, report = time.monotonic() - began_s, generator.report()
-    per_s = {name: round((getattr(generator.counts, name) - value) / took_s, 1) for name, value in before.items()}
-    await asyncio.to_thread(window.end)
-    generator.check()
-    service_s = sum(window.cpu_seconds.get(role, 0.0) for role in accounting.SERVICE)
-    memory = accounting.memory_by_role_mib(service.run)
-    latency = report.latencies.summary()
-    return {
-        "cpu_percent": round(100 * service_s / window.seconds, 1),
-        "published_per_s": per_s["published"],
-        "notified_per_s": per_s["notified"],
-        "heartbeats_per_s": per_s["heartbeats"],
-        "messages_in_per_s": per_s["sent"],
-        "messages_out_per_s": per_s["received"],
-        "kib_per_s": round((per_s["bytes_sent"] + per_s["bytes_received"]) / 1024, 1),
-        "gateway_mib": memory.get(accounting.GATEWAY, 0.0),
-        "service_mib": round(sum(memory.values()), 1),
-        "p50_ms": latency["p50"],
-        "p99_ms": latency["p99"],
-        "publish_p99_ms": report.answers.summary()["p99"],
-        "refused": round(per_s["publish_refused"] + per_s["publish_lost"] + per_s["publish_skipped"], 1),
-        "retries_per_s": per_s["retries"],
-        "cpu_s": window.cpu_seconds,
-        "window_s": round(window.seconds, 2),
-    }
-
-
-def relative(steps: list[dict[str, Any]], name: str) -> list[float]:
-    """Each step's figure by that of the first."""
-    first = steps[0][name] or 1.0
-    return [round(step[name] / first, 2) for step in steps]
+if __name__ == "__main__":
+    data, url, *numbers = sys.argv[1:]
+    run(_come(Path(data), url, *map(int, numbers)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from bench.crowd import FAN_OUT, REGISTRATIONS, SCALED, Crowd, bring, crowd, measured, relative
+from bench.many import FAN_OUT, REGISTRATIONS, SCALED, Crowd, bring, crowd, measured, relative
 from bench.report import Aim, Result
 from bench.service import BenchFailed, say
 from bench.world import Options, run

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bench import figure6
-from bench.crowd import BATCH, FAN_OUT, REGISTRATIONS, SCALED, Crowd, bring, crowd, measured, relative
+from bench.many import BATCH, FAN_OUT, REGISTRATIONS, SCALED, Crowd, bring, crowd, measured, relative
 from bench.report import Aim, Result
 from bench.service import say
 from bench.world import Options, run

@@ -7,7 +7,8 @@ registration is done and its notification was acknowledged in time, nothing of i
 
 from __future__ import annotations
 
-import secrets
+import base64
+import hashlib
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +29,13 @@ from roskva.table.interface import Cell
 
 VERSION: Final = 7
 _SECONDS_PER_DAY: Final = 86_400
-_TAG: Final = "bench000"  # of the first session
-_ID_BYTES: Final = 12  # as the Registrar mints them
+_ID_BYTES: Final = 11  # as the Registrar mints them
+TAG: Final = "bench000"  # of everybody's first session
+
+
+def client_id(number: int) -> ClientId:
+    """As good as random, and the same in every process."""
+    return ClientId(base64.urlsafe_b64encode(hashlib.blake2b(b"bench %d" % number, digest_size=_ID_BYTES).digest()).rstrip(b"=").decode())
 
 
 class Filled(NamedTuple):
@@ -45,7 +51,7 @@ class Population:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.ids = [ClientId(secrets.token_urlsafe(_ID_BYTES)) for _ in range(world.clients)]
+        self.ids = [client_id(number) for number in range(world.clients)]
         self.objects = world.clients * world.registrations // world.fan_out
         self._back = pow(SPREAD, -1, self.objects)  # from an object to the first slot that holds it
 
@@ -71,7 +77,7 @@ class Population:
         for number, seqno in self.registered_by(client):
             key = self.key(number)
             cells += (Cell(REG + key, seqno, REGISTERED), done_cell(key, seqno))
-        cells.append(seqno_cell(seqno_of(1, self.world.registrations), _TAG.encode()))
+        cells.append(seqno_cell(seqno_of(1, self.world.registrations), TAG.encode()))
         return sorted(cells)
 
     def object_cells(self, number: int, incarnation: int) -> list[Cell]:
@@ -79,10 +85,10 @@ class Population:
         return sorted([*copies, version_cell(VERSION, "", incarnation)])
 
 
-def fill(data: Path, world: World, now_s: float, population: Population | None = None) -> Filled:
-    """Make a new data directory with these clients and objects in it."""
+def fill(data: Path, world: World, now_s: float, matcher: bool = True) -> Filled:
+    """Make a new data directory with these clients and objects in it, and (`matcher`) the Matcher's copies."""
     began_s = time.monotonic()
-    population = population or Population(world)
+    population = Population(world)
     settings = Settings(data=data)
     data.mkdir(parents=True, exist_ok=True)
     manifest = open_manifest(settings)
@@ -104,7 +110,7 @@ def fill(data: Path, world: World, now_s: float, population: Population | None =
         ordered = sorted(clients[partition], key=lambda number: population.ids[number].encode())
         rows = ((population.ids[number].encode(), population.client_cells(number, day)) for number in ordered)
         cells += _insert(paths[0], rows)
-        by_key = sorted(objects[partition], key=population.key)
+        by_key = sorted(objects[partition], key=population.key) if matcher else []
         cells += _insert(paths[1], ((population.key(number), population.object_cells(number, incarnation)) for number in by_key))
         size += sum(path.stat().st_size for path in paths)
         say(f"partition {partition + 1} of {settings.partitions} is filled: {cells:,} cells so far")
@@ -112,7 +118,7 @@ def fill(data: Path, world: World, now_s: float, population: Population | None =
     return Filled(world.clients, population.objects, cells, size, time.monotonic() - began_s)
 
 
-def tokens_of(data: Path, population: Population) -> list[str]:
+def tokens_of(data: Path, clients: int) -> list[str]:
     """The tokens of the clients' first sessions, signed with this data directory's own key: with them they return."""
     settings = Settings(data=data)
     manifest = open_manifest(settings)
@@ -122,9 +128,10 @@ def tokens_of(data: Path, population: Population) -> list[str]:
     manifest.close()
     keyring = load_keys(data).keyring
     tokens = []
-    for number, client in enumerate(population.ids):
+    for number in range(clients):
+        client = client_id(number)
         incarnation = incarnations[client_partition(client, settings.partitions)]
-        tokens.append(keyring.sign(Claims(client, APPLICATION, f"device-{number}", 1, settings.data_center, incarnation, _TAG)))
+        tokens.append(keyring.sign(Claims(client, APPLICATION, f"device-{number}", 1, settings.data_center, incarnation, TAG)))
     return tokens
 
 

@@ -161,7 +161,7 @@ def _figure8(axes: Any, document: dict[str, Any]) -> None:
     axes.plot([1_000], [88], marker="x", color="black")
     axes.annotate("the paper: 88 % in 1 s", (1_000, 88), textcoords="offset points", xytext=(-4, -14), ha="right", fontsize=8)
     axes.set(xlabel="ms from the receipt", ylabel="% of notifications", xscale="log", ylim=(0, 101))
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
+    axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     axes.set_title(f"figure8: {document['settings']['load']}", fontsize=8)
 
 
@@ -176,7 +176,7 @@ def _figure9(axes: Any, document: dict[str, Any]) -> None:
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
     axes.set(xlabel="% of the mean from the receipt to the acknowledgement", xlim=(0, 110))
-    axes.set_title(f"figure9: {document['settings']['load']}", fontsize=8)
+    axes.set_title(f"figure9: {document['settings']['load']}", fontsize=7, loc="right")
 
 
 def _recovery(axes: Any, document: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench import accounting, figure6, figure7, loss, objects
-from bench.crowd import Crowd, crowd, relative
 from bench.filling import Population, fill, tokens_of
+from bench.many import Crowd, crowd, relative
 from bench.plots import draw
 from bench.report import Result
 from bench.world import Options, World, run
@@ -85,9 +85,9 @@ def test_objects_registers_restarts_in_sync_and_repairs_only_what_differs(there:
 def test_the_tokens_of_a_filled_table_are_those_that_its_service_would_have_granted(tmp_path: Path) -> None:
     world = World(40, 5, 5)
     population = Population(world)
-    fill(tmp_path / "data", world, 1e9, population)
+    fill(tmp_path / "data", world, 1e9)
     keyring = load_keys(tmp_path / "data").keyring
-    for number, token in enumerate(tokens_of(tmp_path / "data", population)):
+    for number, token in enumerate(tokens_of(tmp_path / "data", 40)):
         claims = keyring.verify(token)
         assert (claims.client, claims.device, claims.session) == (population.ids[number], f"device-{number}", 1)
         assert claims.incarnation > 0
