@@ -20,7 +20,7 @@ from bench.service import BenchFailed, say
 from bench.world import Options
 
 NAMES: Final = (
-    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
+    *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
     *("sweeping", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
 
@@ -37,6 +37,8 @@ SHORTER: Final[dict[str, dict[str, Any]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
+    if arguments.gateways:
+        changed["gateways"] = str(arguments.gateways)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
     for name in NAMES if "all" in arguments.names else arguments.names:
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")
     parser.add_argument("--rate", type=float, metavar="N", help="latency, channels: publishes/s; contacts: changes/s; throughput: one step")
+    parser.add_argument("--gateways", type=int, metavar="N", help="gateways on the one port (default: as `roskva up` chooses)")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the service; may be repeated")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where JSON and plots go (default: bench/results)")
     return parser

@@ -50,7 +50,7 @@ def _latency(axes: Any, document: dict[str, Any]) -> None:
 
 
 def _throughput(axes: Any, document: dict[str, Any]) -> None:
-    for (name, fan), colour in zip(document["figures"]["fan_outs"].items(), (_BLUE, _RED), strict=False):
+    for (name, fan), colour in zip(document["figures"]["fan_outs"].items(), (_BLUE, _RED, _GREY), strict=False):
         steps = sorted(fan["steps"], key=lambda step: float(step["offered_per_s"]))
         points = [(step["delivered_per_s"], step["p99_ms"]) for step in steps]
         axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=f"fan-out {name}")
@@ -58,6 +58,20 @@ def _throughput(axes: Any, document: dict[str, Any]) -> None:
     axes.set(xlabel="notifications delivered and acknowledged per second", ylabel="p99 publish to client, ms", yscale="log")
     axes.legend(frameon=False)
     axes.set_title("throughput, generator and service on the same cores", fontsize=10)
+
+
+def _burst(axes: Any, document: dict[str, Any]) -> None:
+    burst = document["figures"]["burst"]
+    axes.plot([one["s"] for one in burst["backlog"]], [one["updates"] for one in burst["backlog"]], color=_BLUE)
+    axes.axvline(burst["published_in_s"], color=_GREY, linestyle=":")
+    axes.annotate("all published", (burst["published_in_s"], 0), textcoords="offset points", xytext=(4, 6), color=_GREY)
+    axes.set(xlabel="s since the burst began", ylabel="updates that the pipeline has not processed", ylim=(0, None))
+    beside = axes.twinx()
+    for when, latency in document["figures"]["latency_ms"].items():
+        beside.plot([burst["backlog"][-1]["s"]], [latency["p99"]], marker="o", color=_RED)
+        beside.annotate(f"{when}: p99", (burst["backlog"][-1]["s"], latency["p99"]), ha="right", xytext=(-6, 0), textcoords="offset points")
+    beside.set(ylabel="steady load, p99 publish to client, ms", ylim=(0, None))
+    axes.set_title(f"burst: {document['settings']['load']}", fontsize=10)
 
 
 def _publish(axes: Any, document: dict[str, Any]) -> None:
@@ -147,7 +161,7 @@ def _figure8(axes: Any, document: dict[str, Any]) -> None:
     axes.plot([1_000], [88], marker="x", color="black")
     axes.annotate("the paper: 88 % in 1 s", (1_000, 88), textcoords="offset points", xytext=(-4, -14), ha="right", fontsize=8)
     axes.set(xlabel="ms from the receipt", ylabel="% of notifications", xscale="log", ylim=(0, 101))
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
+    axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     axes.set_title(f"figure8: {document['settings']['load']}", fontsize=8)
 
 
@@ -162,7 +176,7 @@ def _figure9(axes: Any, document: dict[str, Any]) -> None:
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
     axes.set(xlabel="% of the mean from the receipt to the acknowledgement", xlim=(0, 110))
-    axes.set_title(f"figure9: {document['settings']['load']}", fontsize=8)
+    axes.set_title(f"figure9: {document['settings']['load']}", fontsize=7, loc="right")
 
 
 def _recovery(axes: Any, document: dict[str, Any]) -> None:
@@ -245,6 +259,7 @@ def _batching(axes: Any, document: dict[str, Any]) -> None:
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
+    "burst": _burst,
     "publish": _publish,
     "missed": _missed,
     "idle": _idle,

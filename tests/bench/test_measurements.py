@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench import accounting, batching, channels, contacts, figure8, figure9, idle, latency, missed, stamped, throughput
+from bench import accounting, batching, burst, channels, contacts, figure8, figure9, idle, latency, missed, stamped, throughput
 from bench.__main__ import main
 from bench.plots import draw
 from bench.report import Result
@@ -66,9 +66,22 @@ def test_throughput_counts_what_arrived_and_what_collapsed(service: Service, tmp
     for found in figures["fan_outs"].values():
         (step,) = found["steps"]
         assert step["delivered"] + step["collapsed"] == pytest.approx(1_000, abs=5 * throughput.BATCH)
+    assert [way.name for way in throughput.WAYS] == list(figures["fan_outs"])
+    for cost in figures["cpu_s_per_10_000_deliveries_at_10_000_per_s"].values():
+        assert cost["service"] >= cost["gateway"] > 0 < cost["Spark"]
+    for (step,) in (found["steps"] for found in figures["fan_outs"].values()):
         assert step["delivered"] > 0
         assert step["refused"] == 0
         assert step["cpu_s"][accounting.JVM] > 0
+
+
+@pytest.mark.spark
+def test_burst_is_worked_off_beside_a_steady_load(service: Service, tmp_path: Path) -> None:
+    figures = checked(burst.measure_on(service, Options(seconds=0.5, clients=20, rate=3_000.0), registered=0), tmp_path)
+    assert (figures["burst"]["updates"], figures["burst"]["refused"]) == (3_000, 0)
+    assert figures["burst"]["largest_backlog"] > 0
+    assert all(latency["notifications"] > 0 for latency in figures["latency_ms"].values())
+    assert len(figures["crowded_object"]["seconds_per_publish"]) == burst.HOT_PUBLISHES
 
 
 @pytest.mark.spark

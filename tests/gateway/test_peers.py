@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import aiohttp
@@ -12,8 +13,10 @@ import pytest
 
 from roskva.config import Settings
 from roskva.errors import AddressInUse
+from roskva.gateway import door
 from roskva.gateway.door import Door
 from roskva.gateway.service import Gateway
+from roskva.gateway.sharing import folder_path
 from tests.gateway.conftest import Start
 from tests.gateway.talking import handshake, hear, say
 
@@ -74,6 +77,25 @@ async def test_one_without_a_door_is_named_and_not_waited_for(
     assert list(status["gateways"]) == ["gateway-1"]
 
 
+@pytest.mark.parametrize("deleted", ["run", "run/gateway-1.sock"])
+async def test_a_door_that_was_deleted_is_there_again(
+    start: Start, settings: Settings, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    await start("left", gateway_name="gateway-1", share_port=True)
+    gone = settings.data / deleted
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    async with asyncio.timeout(10):
+        while not (settings.data / "run" / "gateway-1.sock").exists():
+            await asyncio.sleep(0.02)
+    with folder_path(settings.data / "run") as folder:
+        connector = aiohttp.UnixConnector(f"{folder}/gateway-1.sock")
+        async with aiohttp.ClientSession(connector=connector) as http, http.get("http://gateway/healthz") as answer:
+            assert answer.status == 200
+    with pytest.raises(AddressInUse):  # and its name is taken again
+        Door(settings.data, "gateway-1").bind()
+
+
 async def test_both_are_ready_although_one_may_own_no_partition(pair: tuple[Gateway, Gateway]) -> None:
     reasons = [await gateway.routes.inspection.unready() for gateway in pair]
     assert reasons == [["the pipeline is not running"]] * 2
@@ -96,6 +118,17 @@ async def test_a_polled_connection_is_served_through_either(pair: tuple[Gateway,
     assert not pair[0].router.connections
 
 
+async def test_a_polled_connection_is_gone_with_its_gateway(pair: tuple[Gateway, Gateway], settings: Settings) -> None:
+    """Also while the others take that one for alive: its client opens another connection at once."""
+    identity = pair[0].port.polls.open("", "").id
+    (settings.data / "run" / "gateway-1.sock").unlink()
+    statuses = set()
+    for _ in range(20):  # of those that the other one gets, all are answered so
+        async with aiohttp.ClientSession() as fresh, fresh.delete(f"{pair[0].url}/v1/channels/{identity}x") as answer:
+            statuses.add((answer.status, (await answer.json())["error"]["code"] if answer.status != 204 else ""))
+    assert statuses == {(204, ""), (410, "channel-closed")}
+
+
 async def test_a_stream_of_events_goes_through_the_other(pair: tuple[Gateway, Gateway]) -> None:
     connection = pair[0].port.polls.open("", "")
     for _ in range(10):
@@ -113,6 +146,14 @@ async def test_whether_a_client_is_online_is_told_by_its_owner(pair: tuple[Gatew
         async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(f"{pair[0].url}/v1/inspect/clients/{client}") as answer:
             assert (await answer.json())["online"] is True
     await connected.close()
+
+
+async def test_each_is_asked_for_its_times_by_name(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    for _ in range(4):
+        for gateway in pair:
+            path = f"/v1/inspect/latency?member={gateway.member_id}"
+            async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(gateway.url + path) as answer:
+                assert (await answer.json())["member"] == gateway.member_id
 
 
 async def test_what_one_accepts_the_clients_of_the_other_hear_at_once(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
@@ -145,6 +186,6 @@ async def test_of_two_with_one_name_the_second_is_refused_and_who_was_killed_lea
     killed._lock = -1
     another.bind()
     assert sorted(path.name for path in (tmp_path / "run").glob("*.sock")) == ["another.sock", "gateway-1.sock"]
-    for door in (first, killed, another):
-        await door.close()
+    for one in (first, killed, another):
+        await one.close()
     assert not list((tmp_path / "run").iterdir())

@@ -81,6 +81,14 @@ def test_the_lock_of_who_is_gone_counts_no_more(tmp_path: Path) -> None:
     SharedPort(place, tmp_path / "data").close()
 
 
+def test_nothing_is_left_of_ports_of_earlier_starts(held: SharedPort, tmp_path: Path) -> None:
+    for _ in range(3):
+        SharedPort("127.0.0.1:0", tmp_path / "data").close()
+    another = SharedPort("127.0.0.1:0", tmp_path / "data")
+    assert sorted(path.name for path in (tmp_path / "data" / "run").glob("port-*")) == sorted([f"port-{held.port}", f"port-{another.port}"])
+    another.close()
+
+
 def test_who_holds_the_port_makes_its_lock_anew_if_that_was_deleted(held: SharedPort, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data")
     held.renew()

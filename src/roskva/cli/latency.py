@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -34,7 +33,6 @@ from roskva.telemetry.latency import (
     in_order,
 )
 
-_TRIES_EACH: Final = 4  # several gateways may share one port: who answers there is a matter of chance
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _WITHIN_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 _LINES: Final = (
@@ -105,22 +103,18 @@ def _show(seen: Seen, as_json: bool, when: str) -> None:
 
 
 def look(url: str, ask: Ask) -> Seen:
-    """Ask every living gateway: at its own address, or, where several share one, at that until each has answered."""
-    members = {str(member["id"]): str(member.get("address") or "") for member in ask(url, "/v1/status").get("members") or []}
-    scheme = urllib.parse.urlsplit(url).scheme
+    """Ask every living gateway, by its name: whichever of them is reached passes the question on."""
+    members = [str(member["id"]) for member in ask(url, "/v1/status").get("members") or []]
     answers: dict[str, dict[str, Any]] = {}
-    own = ask(url, "/v1/inspect/latency")
-    answers[str(own.get("member"))] = own
-    for identity, address in members.items():
-        for _ in range(_TRIES_EACH * len(members)):
-            if identity in answers:
-                break
-            try:
-                answer = ask(f"{scheme}://{address}", "/v1/inspect/latency")
-            except RoskvaError:
-                break  # said below
-            answers[str(answer.get("member"))] = answer
-    return added_up(list(answers.values()), sorted(members.keys() - answers.keys()))
+    for path in ("/v1/inspect/latency", *(f"/v1/inspect/latency?member={identity}" for identity in members)):
+        try:
+            answer = ask(url, path)
+        except RoskvaError:
+            if not answers:
+                raise
+            continue  # said below
+        answers[str(answer.get("member"))] = answer
+    return added_up(list(answers.values()), sorted(set(members) - answers.keys()))
 
 
 def added_up(answers: Sequence[Mapping[str, Any]], missing: list[str]) -> Seen:

@@ -499,19 +499,20 @@ examples:
   roskva conformance --list"""
 
 _UP_MORE: Final = """\
-Starts the gateway and the pipeline, shows each step with its time, and then the address of the demo page. What dies or stops
-making progress is started again. Logs are in DIR/log. One `up` per data directory.
+Starts gateways, which share the public port, and the pipeline, shows each step with its time, and then the address of the demo page.
+What dies or stops making progress is started again. Logs are in DIR/log. One `up` per data directory.
 
 examples:
   roskva up
   roskva up --data /var/lib/roskva --listen 10.0.0.7:8470    (refused while applications are open to anybody)
-  roskva up --set pipeline_cores=4 --open"""
+  roskva up --gateways 4 --set pipeline_cores=4 --open"""
 
 _PART_MORE: Final = """\
 `roskva up` runs both parts together; run them one by one under a supervisor of your own. SIGTERM stops it cleanly.
 
 examples:
   roskva gateway --data /var/lib/roskva --listen 127.0.0.1:8471
+  roskva gateway --data /var/lib/roskva --listen 127.0.0.1:8471 --share-port --name second
   roskva pipeline --data /var/lib/roskva"""
 
 _DOCTOR_MORE: Final = """\
@@ -617,7 +618,7 @@ examples:
 
 _INSPECT_MORE: Final = """\
 A client: its session, whether it is online, what it registered, what is on its way, and what it has not acknowledged, since when.
-Whether it is online is known to the gateway that owns it; the answer says which. An object: its version, and who has not acknowledged
+The gateway that owns it says so; the answer says which that is. An object: its version, and who has not acknowledged
 it. An id that begins with - is written after --.
 
 examples:

@@ -95,7 +95,7 @@ class Peers:
             if answer.status == 204 or answer.content_length is not None:
                 return web.Response(status=answer.status, body=await answer.read() or None, headers=headers)
             streamed = web.StreamResponse(status=answer.status, headers=headers)
-            with suppress(ConnectionError):
+            with suppress(ConnectionError, aiohttp.ClientError):  # either side may be gone at any moment: the stream ends
                 await streamed.prepare(request)
                 async for piece in _pieces(answer):
                     await streamed.write(piece)

@@ -56,13 +56,16 @@ class Polling:
         ]
 
     def _where_it_is(self, handler: Handler) -> Handler:
-        """By the gateway that holds the connection. One that is gone took its connections along."""
+        """By the gateway that holds the connection. One that is gone took its connections along: their clients open others."""
 
         async def routed(request: web.Request) -> web.StreamResponse:
             holder = holder_of(request.match_info["id"])
-            if self._peers is not None and self._peers.knows(holder):
+            if self._peers is None or not self._peers.knows(holder):
+                return await handler(request)
+            try:
                 return await self._peers.relay(request, holder)
-            return await handler(request)
+            except Unavailable:
+                raise ChannelClosed("the gateway that held it is gone") from None
 
         return routed
 

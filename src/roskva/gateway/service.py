@@ -56,6 +56,8 @@ from roskva.telemetry.metrics import Metrics, registry_of
 
 log = logging.getLogger(__name__)
 
+# Of one partition of the feed. A commit of one update takes 0.2 ms of CPU in its lane, and as much again for the loop that is interrupted.
+_COMMITS_APART_S: Final = 0.005
 _HTTP_STOP_S: Final = 2.0  # for requests under way
 # For the next request's head on a connection that stays open, whole; longer than the 60 s of nginx, so that it is nginx that closes.
 HTTP_IDLE_S: Final = 75.0
@@ -73,6 +75,8 @@ class Gateway:
         self.metrics = Metrics()
         self.url = ""
         self._http: Callable[[], asyncio.Protocol] | None = None
+        self._hinted: list[Update] = []
+        self._stamped: list[Stamps] = []
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -96,7 +100,7 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
-        feed = FeedLanes(await asyncio.to_thread(open_feed, settings), look=lambda: manifest.seen().epochs)
+        feed = FeedLanes(await asyncio.to_thread(open_feed, settings), lambda: manifest.seen().epochs, _COMMITS_APART_S)
         undo.push_async_callback(feed.close)
         # Never on the loop: somebody may be writing the manifest. The Registrar's rounds look at it every second, off the loop.
         epoch_seen = partial(_epoch_seen, manifest)
@@ -206,7 +210,18 @@ class Gateway:
         self.router.members_changed()
 
     def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        """Just accepted: to clients that are online, here and at the other gateways."""
+        """Just accepted: to clients that are online, here and at the other gateways.
+
+        In the loop's next turn, together: the busier the loop, the more of them go to a client in one message.
+        """
+        if not self._hinted:
+            asyncio.get_running_loop().call_soon(self._pass_hints_on)
+        self._hinted += updates
+        self._stamped += stamps
+
+    def _pass_hints_on(self) -> None:
+        updates, self._hinted = self._hinted, []
+        stamps, self._stamped = self._stamped, []
         self.registrar.fast.updated(updates, stamps)
         self.links.hint(updates, stamps)
 

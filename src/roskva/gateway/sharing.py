@@ -34,6 +34,9 @@ class SharedPort:
                 self.port = int(self.socket.getsockname()[1])
                 self._lock = _open(self._path)
                 fcntl.flock(self._lock, fcntl.LOCK_SH)
+                for other in self._folder.glob("port-*"):
+                    if other != self._path and not _is_held(other):
+                        other.unlink(missing_ok=True)  # of earlier starts, on ports that were free then
         except OSError as error:
             raise InvalidSetting(f"data is {str(data)!r}, but {RUN} in it cannot be written: {error.strerror}.") from None
 
