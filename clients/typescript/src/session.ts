@@ -227,7 +227,9 @@ export class Session implements Source {
         this._core._rest = later.rest;
         this._following = new later.Following(this._core, this._now());
         this.#unlisten = later.onWake(this._options.clock, () => this.wake(), () => this._link?._hangUp("the page was left"));
-        return (this.#later = later);
+        this.#later = later;
+        this._perform([]); // there is more to be known, of what is followed
+        return later;
       },
       () => (this.#preparing = null),
     ));

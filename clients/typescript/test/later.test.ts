@@ -6,7 +6,11 @@
 import assert from "node:assert/strict";
 import { registerHooks } from "node:module";
 import { beforeEach, test } from "node:test";
+import { Channel } from "../src/channels/channel.ts";
+import { systemClock } from "../src/clock.ts";
+import { nameFromText } from "../src/core/model.ts";
 import type { Notification } from "../src/registrations.ts";
+import { Session } from "../src/session.ts";
 import { MemoryState } from "../src/stores/memory.ts";
 import { Service } from "../src/testing/index.ts";
 
@@ -77,4 +81,34 @@ test("a loop says that it cannot be loaded, and takes nothing; the next one gets
   const { value } = await service.run(client[Symbol.asyncIterator]().next());
   assert.equal((value as Notification).version, 1n);
   await service.close();
+});
+
+/** A service that agrees with everything, and says nothing unasked. */
+class Agreeing extends Channel {
+  send(data: string): void {
+    const { init, summary, register = [] } = JSON.parse(data);
+    const status = register.map(({ object }: { object: string }) => ({ object, state: "registered" }));
+    const grant = init && { nonce: init.nonce, token: "t" };
+    queueMicrotask(() => this.received(JSON.stringify({ token: "t", summary, status, grant })));
+  }
+}
+
+test("when it is there, whoever shows how things stand is told to look again", async (t) => {
+  const told: string[] = [];
+  const about = { _urls: ["x"], channel: new Agreeing(), _socket: undefined, application: "shop", device: "phone", config: {} };
+  const session = new Session({ ...about, state: new MemoryState(), clock: systemClock }, ({ kind }) => void told.push(kind));
+  t.after(() => session.close());
+  const doc = nameFromText("doc");
+  const until = async (happened: () => boolean): Promise<void> => {
+    for (let turn = 0; turn < 2_000 && !happened(); turn++) await new Promise((done) => setTimeout(done, 2));
+    assert.ok(happened(), String(happened));
+  };
+  await session.start();
+  session.register(doc, null, 0);
+  await until(() => session.inSync);
+  assert.equal(session._toldUntil(doc), null);
+  missing = false;
+  told.length = 0;
+  await until(() => session._toldUntil(doc) !== null);
+  assert.deepEqual(told, ["changed"]);
 });
