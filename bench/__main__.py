@@ -1,4 +1,4 @@
-"""`python -m bench NAME`: runs one measurement or all, prints a table or JSON, keeps results and plots in bench/results."""
+"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results."""
 
 from __future__ import annotations
 
@@ -9,28 +9,49 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from bench import document
 from bench.plots import draw
 from bench.report import RESULTS, Result
 from bench.service import BenchFailed, say
 from bench.world import Options
 
 NAMES: Final = (
-    *("latency", "throughput", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
-    *("sweeping", "figure11", "recovery"),
+    *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
+    *("sweeping", "objects", "loss", "figure6", "figure7", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
+BOTH: Final = ("figure6", "figure7")  # asked for together, they measure the same crowd
+
+# What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
+SHORTER: Final[dict[str, dict[str, Any]]] = {
+    "contacts": {"seconds": 60.0},
+    "failover": {"clients": 4_000},
+    "figure6": {"clients": 100_000},
+    "reconnect": {"clients": 5_000},
+    "recovery": {"clients": 10_000},
+    "sweeping": {"clients": 50_000},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
+    if arguments.gateways:
+        changed["gateways"] = str(arguments.gateways)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    for name in NAMES if arguments.name == "all" else (arguments.name,):
+    names = NAMES if "all" in arguments.names else tuple(dict.fromkeys(arguments.names))
+    together = set(BOTH) <= set(names)
+    for name in names:
+        if together and name == BOTH[1]:
+            continue
         try:
-            result = measure(name, options)
+            shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
+            asked = replace(options, **shorter)
+            results = measure_both(asked) if together and name == BOTH[0] else [measure(name, asked)]
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130
@@ -38,9 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench {name}: {_reason(error)}", file=sys.stderr)
             status = 1
             continue
-        result.write(arguments.results)
-        draw(result.document(), arguments.results)
-        print(result.json() if arguments.json else result.table(), flush=True)
+        for result in results:
+            result.write(arguments.results)
+            draw(result.document(), arguments.results)
+            print(result.json() if arguments.json else result.table(), flush=True)
+        if arguments.results == RESULTS:
+            document.write()
     return status
 
 
@@ -50,6 +74,15 @@ def measure(name: str, options: Options) -> Result:
     result: Result = importlib.import_module(f"bench.{name}").measure(options)
     say(f"done in {time.monotonic() - began_s:.0f} s")
     return result
+
+
+def measure_both(options: Options) -> list[Result]:
+    """The two that need a million clients, with the same ones: to bring them takes longer than to measure them."""
+    began_s = time.monotonic()
+    print(f"{' and '.join(BOTH)}:", file=sys.stderr, flush=True)
+    results: list[Result] = importlib.import_module("bench.figure7").measure_both(options)
+    say(f"done in {time.monotonic() - began_s:.0f} s")
+    return results
 
 
 def _reason(error: BaseException) -> str:
@@ -62,14 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures a real service that it starts on this machine, in a temporary directory, on a free port.",
-        epilog="Without options the figures are those that docs/performance.md quotes. Others change what is measured, so choose"
-        " --results elsewhere for them.",
+        epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
+        " measured, so choose --results elsewhere for them.",
     )
-    parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"one of {', '.join(NAMES)}, or all")
+    names = f"some of {', '.join(NAMES)}, or all; figure6 and figure7 together are of one run, as are figure8 and figure9"
+    parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
+    parser.add_argument("--full", action="store_true", help="all: every one in full size, which takes more than an hour")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
     parser.add_argument("--clients", type=int, metavar="N", help="connected clients")
     parser.add_argument("--rate", type=float, metavar="N", help="latency, channels: publishes/s; contacts: changes/s; throughput: one step")
+    parser.add_argument("--gateways", type=int, metavar="N", help="gateways on the one port (default: as `roskva up` chooses)")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the service; may be repeated")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where JSON and plots go (default: bench/results)")
     return parser

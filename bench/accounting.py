@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,8 @@ ATTACKER: Final = "attacker"  # bench/hostile.py
 OTHERS: Final = "others on this machine"
 SERVICE: Final = (GATEWAY, SUPERVISOR, DRIVER, JVM, PLANNER, WORKERS)
 
+SPARK: Final = (DRIVER, JVM, PLANNER, WORKERS)
+
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -35,21 +38,56 @@ class Snapshot:
     at_s: float
     by_process: dict[tuple[int, str], float]
     busy_s: float  # of all cores of the machine, whoever used them
+    gateways: dict[int, str] = field(default_factory=dict)  # their names, where there are several
 
     def until(self, later: Snapshot) -> dict[str, float]:
-        """CPU seconds between two snapshots, by role. A process that ended in between is not counted."""
+        """CPU seconds between two snapshots, by role. A process that ended in between is not counted.
+
+        Of several gateways, what all used together, and by its name what each of them did.
+        """
         used: dict[str, float] = {}
+        each: dict[str, float] = {}
         for process, seconds in later.by_process.items():
-            role = process[1]
-            used[role] = used.get(role, 0.0) + seconds - self.by_process.get(process, 0.0)
+            pid, role = process
+            spent_s = seconds - self.by_process.get(process, 0.0)
+            used[role] = used.get(role, 0.0) + spent_s
+            if pid in later.gateways:
+                each[later.gateways[pid]] = spent_s
         others = later.busy_s - self.busy_s - sum(used.values())
-        return {role: round(seconds, 2) for role, seconds in used.items()} | {OTHERS: round(max(0.0, others), 2)}
+        named = {name: round(seconds, 2) for name, seconds in sorted(each.items())}
+        return {role: round(seconds, 2) for role, seconds in used.items()} | named | {OTHERS: round(max(0.0, others), 2)}
+
+
+def per_10_000(cpu_seconds: Mapping[str, float], delivered: int) -> dict[str, float]:
+    """CPU seconds of 10,000 deliveries, of the gateway and of Spark's processes, and of the whole service."""
+
+    def cost(*roles: str) -> float:
+        return round(sum(cpu_seconds.get(role, 0.0) for role in roles) * 10_000 / max(1, delivered), 3)
+
+    return {"gateway": cost(GATEWAY), "Spark": cost(*SPARK), "service": cost(*SERVICE), "load generator": cost(GENERATOR)}
 
 
 def snapshot(run: str) -> Snapshot:
-    by_process = {(pid, role): _cpu_s(pid) for pid, role in processes(run).items()}
+    found = processes(run)
+    by_process = {(pid, role): _cpu_s(pid) for pid, role in found.items()}
     by_process[os.getpid(), GENERATOR] = time.process_time()
-    return Snapshot(time.monotonic(), by_process, _machine_busy_s())
+    return Snapshot(time.monotonic(), by_process, _machine_busy_s(), _names_of([pid for pid, role in found.items() if role == GATEWAY]))
+
+
+def _names_of(gateways: list[int]) -> dict[int, str]:
+    """One alone needs none."""
+    if len(gateways) < 2:
+        return {}
+    found: dict[int, str] = {}
+    for pid in gateways:
+        with contextlib.suppress(OSError):
+            found[pid] = name_in(Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")) or f"gateway {pid}"
+    return found
+
+
+def name_in(command: list[str]) -> str:
+    """Of a gateway, as it was told; empty: it was not."""
+    return command[command.index("--name") + 1] if "--name" in command[:-1] else ""
 
 
 def processes(run: str) -> dict[int, str]:
@@ -76,6 +114,8 @@ def _role(command: list[str]) -> str:
         return JVM
     if "-m bench.hostile" in text:
         return ATTACKER
+    if "-m bench.bursting" in text:
+        return GENERATOR
     if "-m roskva gateway" in text:
         return GATEWAY
     if "-m roskva pipeline" in text:

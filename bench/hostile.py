@@ -36,9 +36,10 @@ _AT_ONCE: Final = struct.pack("ii", 1, 0)
 class Hostile:
     """One attacker. What it counts is told in the end."""
 
-    def __init__(self, place: tuple[str, int], address: str, seconds: float, application: str) -> None:
+    def __init__(self, place: tuple[str, int], address: str, seconds: float, application: str, count: int = sys.maxsize) -> None:
         self._place = place
         self._address = address
+        self._count_max = count
         self._until_s = time.monotonic() + seconds
         self._application = application
         self._credential = os.environ.get(CREDENTIAL_VARIABLE, "")
@@ -114,7 +115,7 @@ class Hostile:
         """Handshakes over kept connections, each of which waits for its answer."""
         crowd = [self.upgraded() for _ in range(HANDSHAKING_CONNECTIONS)]
         number = 0
-        while self._goes_on():
+        while self._goes_on() and number < self._count_max:
             for connection in crowd:
                 number += 1
                 connection.sendall(frame(self._init(str(number))))
@@ -231,12 +232,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--address", default=ADDRESS, help="from which it comes")
     parser.add_argument("--application", default="demo")
+    parser.add_argument("--count", type=int, default=sys.maxsize, metavar="N", help="handshakes: so many, if there is time for them")
     parser.add_argument("--nice", action="store_true", help="take only what of the processor nobody else wants")
     arguments = parser.parse_args(argv)
     if arguments.nice:
         os.nice(19)
     host, _, port = arguments.place.rpartition(":")
-    hostile = Hostile((host, int(port)), arguments.address, arguments.seconds, arguments.application)
+    hostile = Hostile((host, int(port)), arguments.address, arguments.seconds, arguments.application, arguments.count)
     ATTACKS[arguments.attack](hostile)
     print(json.dumps({"did": hostile.counts, "cpu_s": round(time.process_time(), 2)}), flush=True)
     return 0

@@ -42,10 +42,10 @@ async def _measure(service: Service, options: Options) -> Result:
     clients = options.clients or CLIENTS
     seconds = options.seconds or SECONDS
     settle_s = min(_SETTLE_S, 5 * seconds)
-    pid = service.pid(GATEWAY)
+    pids = service.pids(GATEWAY)
     await _visit(service, min(_VISITORS, clients))
     await asyncio.sleep(settle_s)
-    empty_kib = memory_kib(pid)
+    empty_kib = sum(map(memory_kib, pids))
     samples = [{"clients": 0, "gateway_mib": round(empty_kib / 1024, 2)}]
     say(f"idle without clients for {seconds:g} s")
     empty = await _quiet(service, seconds)
@@ -54,9 +54,9 @@ async def _measure(service: Service, options: Options) -> Result:
     try:
         for step in range(STEPS):
             await fleet.join(world.clients, world.names_of(), prefix=f"idle-{step}")
-            samples.append({"clients": len(fleet.clients), "gateway_mib": round(memory_kib(pid) / 1024, 2)})
+            samples.append({"clients": len(fleet.clients), "gateway_mib": round(sum(map(memory_kib, pids)) / 1024, 2)})
         await asyncio.sleep(settle_s)
-        at_rest_kib = memory_kib(pid)
+        at_rest_kib = sum(map(memory_kib, pids))
         samples.append({"clients": len(fleet.clients), "gateway_mib": round(at_rest_kib / 1024, 2)})
         say(f"idle with {len(fleet.clients):,} clients for {seconds:g} s")
         full = await _quiet(service, seconds)

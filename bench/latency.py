@@ -1,6 +1,8 @@
 """latency: how long from a publish until each registered client has it, by the fast path and through the whole pipeline, and where it goes.
 
-Twice, each time on a new service: with the fast path, and without.
+Twice, each time on a new service: with the fast path, and without; each at 1,000 deliveries a second, by single publishes, and then at
+10,000, by requests of ten updates, as a backend's Publisher makes them of what is published while the request before is under way. A
+publish counts from the moment at which it was due.
 
 Stamps per notification: the publish call (generator), the record's `time_ms` (set when the gateway's append begins its transaction),
 `time_ms` of the message (set when the Registrar hands it to the connection), arrival (generator). All are of this machine's one clock.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bench.clients import Fleet
@@ -25,6 +27,8 @@ CLIENTS: Final = 1_000
 REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5
 RATE_PER_S: Final = 200.0
+BUSY_RATE_PER_S: Final = 2_000.0
+BUSY_BATCH: Final = 10
 SECONDS: Final = 30.0
 WARM_UP_S: Final = 15.0
 P50_AIM_MS: Final = 3.0
@@ -43,66 +47,110 @@ APPROXIMATIONS: Final = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How much is published. Objects of another prefix are another step's: versions of each begin anew."""
+
+    rate_per_s: float
+    batch: int
+    prefix: str
+    must_keep_up: bool
+
+    @property
+    def publishes(self) -> str:
+        return "single, paced, not batched" if self.batch == 1 else f"paced, in requests of {self.batch}"
+
+
+QUIET: Final = Step(RATE_PER_S, 1, "o", must_keep_up=True)
+BUSY: Final = Step(BUSY_RATE_PER_S, BUSY_BATCH, "busy", must_keep_up=False)
+
+
 def measure(options: Options) -> Result:
-    """The result with the fast path, and inside of it the one without."""
-    with running(options.settings) as service:
-        result = measure_on(service, options)
-    with running({**options.settings, "fast_path": "false"}) as service:
-        without = measure_on(service, options)
-    cpu = {"cpu_seconds": without.cpu_seconds, "cpu_window_s": without.cpu_window_s}
-    aims = [
-        *result.aims,
-        Aim("publish to client without the fast path, p50", "ms", P50_WITHOUT_AIM_MS, without.figures["publish_to_client_ms"]["p50"]),
-        Aim("publish to client without the fast path, p99", "ms", P99_WITHOUT_AIM_MS, without.figures["publish_to_client_ms"]["p99"]),
+    """The result with the fast path at the lower rate, and inside of it the others."""
+    found: dict[bool, list[Result]] = {}
+    for fast in (True, False):
+        with running(options.settings if fast else {**options.settings, "fast_path": "false"}) as service:
+            found[fast] = [measure_on(service, options)]
+            if options.rate is None:
+                found[fast].append(measure_on(service, options, BUSY))
+    (result, *busy), (without, *busy_without) = found[True], found[False]
+    figures = {**result.figures, "without_the_fast_path": _with_cpu(without)}
+    aims = [*result.aims, *_aims(without, " without the fast path", P50_WITHOUT_AIM_MS, P99_WITHOUT_AIM_MS)]
+    for one, one_without in zip(busy, busy_without, strict=True):
+        figures["at_10,000_deliveries_per_s"] = {**_with_cpu(one), "without_the_fast_path": _with_cpu(one_without)}
+        aims += _aims(one, " at 10,000 deliveries/s", P50_AIM_MS, P99_AIM_MS)
+        answer_ms = one.figures["publish_call_to_its_answer_ms"]["p50"]
+        aims.append(Aim("publish call to its answer at 10,000 deliveries/s, p50", "ms", ANSWER_P50_AIM_MS, answer_ms))
+    return replace(result, figures=figures, aims=aims)
+
+
+def _with_cpu(result: Result) -> dict[str, Any]:
+    return {
+        **result.figures,
+        "publishes": result.settings["publishes"],
+        "cpu_seconds": result.cpu_seconds,
+        "cpu_window_s": result.cpu_window_s,
+    }
+
+
+def _aims(result: Result, where: str, p50_ms: float, p99_ms: float) -> list[Aim]:
+    whole = result.figures["publish_to_client_ms"]
+    return [
+        Aim(f"publish to client{where}, p50", "ms", p50_ms, whole["p50"]),
+        Aim(f"publish to client{where}, p99", "ms", p99_ms, whole["p99"]),
     ]
-    return replace(result, figures={**result.figures, "without_the_fast_path": {**without.figures, **cpu}}, aims=aims)
 
 
-def measure_on(service: Service, options: Options) -> Result:
-    return run(_measure(service, options))
+def measure_on(service: Service, options: Options, step: Step = QUIET) -> Result:
+    if options.rate is not None:
+        step = replace(step, rate_per_s=options.rate)
+    return run(_measure(service, options, step))
 
 
-async def _measure(service: Service, options: Options) -> Result:
-    world = World(options.clients or CLIENTS, REGISTRATIONS, FAN_OUT)
-    rate = options.rate or RATE_PER_S
+async def _measure(service: Service, options: Options, step: Step) -> Result:
+    world = World(options.clients or CLIENTS, REGISTRATIONS, FAN_OUT, step.prefix)
+    rate = step.rate_per_s
     seconds = options.seconds or SECONDS
     warm_up_s = min(WARM_UP_S, seconds)
     fleet = Fleet(service.url)
     try:
-        await fleet.join(world.clients, world.names_of())
+        await fleet.join(world.clients, world.names_of(), step.prefix)
         async with Publishers(service.url, world.objects, _CONNECTIONS) as publishers:
-            say(f"warming up for {warm_up_s:g} s")
-            await publishers.paced(rate, warm_up_s)
+            say(f"warming up for {warm_up_s:g} s at {rate:g} publishes/s")
+            await publishers.paced(rate, warm_up_s, step.batch)
             await caught_up(fleet, publishers, _DRAIN_S)
             first = publishers.last_version + 1
             fleet.heard.clear()
             publishers.answers_ms = publishers.answers_ms[:0]
             window = await asyncio.to_thread(Window, service)
             say(f"measuring for {seconds:g} s")
-            kept_up = await publishers.paced(rate, seconds)
+            kept_up = await publishers.paced(rate, seconds, step.batch)
             expected = FAN_OUT * (publishers.last_version + 1 - first)
             complete = await caught_up(fleet, publishers, _DRAIN_S)
             await asyncio.to_thread(window.end)
-            if not complete:
+            if not complete and step.must_keep_up:
                 raise BenchFailed(f"Not every client had the latest versions {_DRAIN_S:g} s after the last publish.")
-            if not kept_up or publishers.refused:
+            kept_up = kept_up and complete and not publishers.refused
+            if not kept_up and step.must_keep_up:
                 raise BenchFailed(f"The service did not accept {rate:g} publishes/s ({publishers.refused} were refused).")
-            appended_ms = await asyncio.to_thread(_appended_ms, service, first)
+            appended_ms = await asyncio.to_thread(_appended_ms, service, first, world.prefix)
             hops, total = _hops(fleet, publishers, appended_ms)
-            return _result(service, world, rate, warm_up_s, expected, fleet, publishers, window, hops, total)
+            result = _result(service, world, step, warm_up_s, expected, fleet, publishers, window, hops, total)
+            return replace(result, figures={"kept_up": kept_up, **result.figures})
     finally:
         fleet.close()
 
 
-def _appended_ms(service: Service, first: int) -> dict[int, int]:
-    """The feed's stamp of every publish since the first one, by version."""
+def _appended_ms(service: Service, first: int, prefix: str) -> dict[int, int]:
+    """The feed's stamp of every publish of this step since the first one, by version."""
     feed = open_feed(service.settings)
     newest = feed.newest(UPDATES)
     found: dict[int, int] = {}
     for partition, start in feed.oldest(UPDATES).items():
         for record in feed.read(UPDATES, partition, start.offset, newest[partition].offset):
-            version = int(json.loads(record.value)["version"])
-            if version >= first:
+            update = json.loads(record.value)
+            version = int(update["version"])
+            if version >= first and update["object"].startswith(prefix):
                 found[version] = record.time_ms
     return found
 
@@ -115,7 +163,9 @@ def _hops(fleet: Fleet, publishers: Publishers, appended_ms: dict[int, int]) -> 
     heard = fleet.heard
     for version, sent_ms, received_s in zip(heard.versions, heard.sent_ms, heard.received_s, strict=True):
         published_ms = publishers.published_s[version] * 1000
-        stamp_ms = appended_ms[version]
+        stamp_ms = appended_ms.get(version)
+        if stamp_ms is None:  # of the warm-up, and came late
+            continue
         to_feed.append(stamp_ms - published_ms)
         through_spark.append(float(sent_ms - stamp_ms))
         to_client.append(received_s * 1000 - sent_ms)
@@ -126,7 +176,7 @@ def _hops(fleet: Fleet, publishers: Publishers, appended_ms: dict[int, int]) -> 
 def _result(
     service: Service,
     world: World,
-    rate: float,
+    step: Step,
     warm_up_s: float,
     expected: int,
     fleet: Fleet,
@@ -135,7 +185,7 @@ def _result(
     hops: dict[str, list[float]],
     total: list[float],
 ) -> Result:
-    whole = percentiles(total)
+    whole, rate = percentiles(total), step.rate_per_s
     mean = sum(total) / len(total) if total else 1.0
     ordered = sorted(total)
     figures: dict[str, Any] = {
@@ -160,7 +210,7 @@ def _result(
         name="latency",
         settings={
             "load": f"{world.clients:,} clients x {REGISTRATIONS} registrations, {FAN_OUT} clients per object, {rate:g} publishes/s",
-            "publishes": "single, paced, not batched",
+            "publishes": step.publishes,
             "service": service.parts,
             "changed": service.changed,
         },

@@ -40,11 +40,17 @@ def _latency(axes: Any, document: dict[str, Any]) -> None:
         axes.plot([aim["aim"]], [part], marker="x", color=_RED)
         axes.annotate(f"aim p{part}", (aim["aim"], part), textcoords="offset points", xytext=(6, -10), color=_RED)
     axes.set(xlabel="publish to client, ms", ylabel="% of notifications", xlim=(0, max(300, steps[-2] * 1.1)))
+    busy = figures.get("at_10,000_deliveries_per_s")
+    if busy and busy["distribution_ms"]:
+        steps = busy["distribution_ms"]
+        parts = [index / (len(steps) - 1) * 100 for index in range(len(steps))]
+        axes.plot(steps, parts, color=_BLUE, linestyle=":", label="at 10,000 deliveries/s")
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.set_title(f"latency: {document['settings']['load']}", fontsize=10)
 
 
 def _throughput(axes: Any, document: dict[str, Any]) -> None:
-    for (name, fan), colour in zip(document["figures"]["fan_outs"].items(), (_BLUE, _RED), strict=False):
+    for (name, fan), colour in zip(document["figures"]["fan_outs"].items(), (_BLUE, _RED, _GREY), strict=False):
         steps = sorted(fan["steps"], key=lambda step: float(step["offered_per_s"]))
         points = [(step["delivered_per_s"], step["p99_ms"]) for step in steps]
         axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=f"fan-out {name}")
@@ -52,6 +58,20 @@ def _throughput(axes: Any, document: dict[str, Any]) -> None:
     axes.set(xlabel="notifications delivered and acknowledged per second", ylabel="p99 publish to client, ms", yscale="log")
     axes.legend(frameon=False)
     axes.set_title("throughput, generator and service on the same cores", fontsize=10)
+
+
+def _burst(axes: Any, document: dict[str, Any]) -> None:
+    burst = document["figures"]["burst"]
+    axes.plot([one["s"] for one in burst["backlog"]], [one["updates"] for one in burst["backlog"]], color=_BLUE)
+    axes.axvline(burst["published_in_s"], color=_GREY, linestyle=":")
+    axes.annotate("all published", (burst["published_in_s"], 0), textcoords="offset points", xytext=(4, 6), color=_GREY)
+    axes.set(xlabel="s since the burst began", ylabel="updates that the pipeline has not processed", ylim=(0, None))
+    beside = axes.twinx()
+    for when, latency in document["figures"]["latency_ms"].items():
+        beside.plot([burst["backlog"][-1]["s"]], [latency["p99"]], marker="o", color=_RED)
+        beside.annotate(f"{when}: p99", (burst["backlog"][-1]["s"], latency["p99"]), ha="right", xytext=(-6, 0), textcoords="offset points")
+    beside.set(ylabel="steady load, p99 publish to client, ms", ylim=(0, None))
+    axes.set_title(f"burst: {document['settings']['load']}", fontsize=10)
 
 
 def _publish(axes: Any, document: dict[str, Any]) -> None:
@@ -125,6 +145,40 @@ def _figure11(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title(f"figure11: {document['settings']['load']}", fontsize=9)
 
 
+def _figure8(axes: Any, document: dict[str, Any]) -> None:
+    lines = [one for one in document["figures"]["ways"] if one["samples"]]
+    styles = ((_BLUE, "-"), (_BLUE, ":"), (_RED, "-"), (_RED, ":"), (_GREY, "-"))
+    for one, (colour, style) in zip(lines, styles, strict=False):
+        points = one["distribution_ms"]
+        axes.step(
+            [point[0] for point in points],
+            [100 * point[1] for point in points],
+            where="post",
+            color=colour,
+            linestyle=style,
+            label=f"{one['what']} ({one['samples']:,})",
+        )
+    axes.plot([1_000], [88], marker="x", color="black")
+    axes.annotate("the paper: 88 % in 1 s", (1_000, 88), textcoords="offset points", xytext=(-4, -14), ha="right", fontsize=8)
+    axes.set(xlabel="ms from the receipt", ylabel="% of notifications", xscale="log", ylim=(0, 101))
+    axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.set_title(f"figure8: {document['settings']['load']}", fontsize=8)
+
+
+def _figure9(axes: Any, document: dict[str, Any]) -> None:
+    figures = document["figures"]
+    ways = {"fast_path": "fast path", "pipeline_alone": "pipeline alone"}
+    for (way, words), colour in zip(ways.items(), (_BLUE, _RED), strict=True):
+        hops = figures[way]
+        names = [f"{one['hop']}, {words}" for one in hops]
+        bars = axes.barh(names, [100 * one["share"] for one in hops], color=colour)
+        axes.bar_label(bars, [f"{one['mean_ms']:,.2f} ms" for one in hops], padding=3, fontsize=7)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="% of the mean from the receipt to the acknowledgement", xlim=(0, 110))
+    axes.set_title(f"figure9: {document['settings']['load']}", fontsize=7, loc="right")
+
+
 def _recovery(axes: Any, document: dict[str, Any]) -> None:
     steps = document["figures"]["steps"]
     clients = [one["clients"] for one in steps]
@@ -188,9 +242,75 @@ def _security(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title("security: good clients while one attacks, all on the same two cores", fontsize=10)
 
 
+def _figure6(axes: Any, document: dict[str, Any]) -> None:
+    steps, grown = document["figures"]["steps"], document["figures"]["relative_to_the_first"]
+    clients = [one["clients"] for one in steps]
+    axes.plot(clients, grown["cpu_percent"], marker="o", color=_BLUE, label="CPU of the service")
+    axes.plot(clients, grown["messages_in_per_s"], marker=".", color=_GREY, linestyle="--", label="messages of clients")
+    axes.plot(clients, grown["service_mib"], marker=".", color=_GREY, linestyle=":", label="memory of the service")
+    axes.plot(clients, [count / clients[0] for count in clients], color=_GREY, linewidth=0.5, label="users")
+    axes.set(xlabel="active clients, 5 registrations each", ylabel="times as much as at the first", ylim=(0, None))
+    _with_latency(axes, clients, steps)
+    axes.set_title("figure6: more users; generator and service on the same cores", fontsize=10)
+
+
+def _figure7(axes: Any, document: dict[str, Any]) -> None:
+    steps, grown = document["figures"]["steps"], document["figures"]["relative_to_the_first"]
+    delivered = [one["notified_per_s"] for one in steps]
+    axes.plot(delivered, grown["cpu_percent"], marker="o", color=_BLUE, label="CPU of the service")
+    axes.set(xlabel="notifications delivered and acknowledged per second", ylabel="times as much as at the first", ylim=(0, None))
+    _with_latency(axes, delivered, steps)
+    axes.set_title(f"figure7: {document['settings']['load']}", fontsize=8)
+
+
+def _with_latency(axes: Any, along: list[float], steps: list[dict[str, Any]]) -> None:
+    """Median latency on an axis of its own, at the right."""
+    other = axes.twinx()
+    other.plot(along, [one["p50_ms"] for one in steps], marker="x", color=_RED, label="p50, publish to client")
+    other.set(ylabel="ms", ylim=(0, 1.5 * max(one["p50_ms"] for one in steps) + 1))
+    lines = [*axes.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
+    axes.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="upper left")
+
+
+def _loss(axes: Any, document: dict[str, Any]) -> None:
+    parts = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
+    for number, (one, colour) in enumerate(zip(document["figures"]["losses"], (_BLUE, _RED), strict=True)):
+        places = [place + 0.4 * number for place in range(len(parts))]
+        bars = axes.bar(places, [one[part] for part in parts], width=0.4, color=colour, label=f"{one['dropped_percent']:g} % dropped")
+        axes.bar_label(bars, fmt="{:,.0f}", padding=2)
+    axes.set_xticks([place + 0.2 for place in range(len(parts))], [part.removesuffix("_ms") for part in parts])
+    axes.set(ylabel="publish to client, ms", yscale="log")
+    axes.legend(frameon=False, loc="upper left")
+    axes.set_title(f"loss: {document['settings']['load']}", fontsize=9)
+
+
+def _objects(axes: Any, document: dict[str, Any]) -> None:
+    steps = document["figures"]["steps"]
+    bars = axes.barh([one["what"] for one in steps], [one["seconds"] for one in steps], color=_BLUE)
+    axes.bar_label(bars, [f"{one['sent_kib'] + one['received_kib']:,.0f} KiB, {one['messages']:,} messages" for one in steps], padding=3)
+    axes.invert_yaxis()
+    axes.set(xlabel="s", xlim=(0, 1.6 * max(one["seconds"] for one in steps)))  # room for the words
+    axes.set_title(f"objects: {document['settings']['load']}", fontsize=10)
+
+
+def _batching(axes: Any, document: dict[str, Any]) -> None:
+    steps = document["figures"]["delays"]
+    cores = [one["pipeline_cpu_cores"] for one in steps]
+    for part, colour in (("p50", _BLUE), ("p99", _RED)):
+        axes.plot(cores, [one[f"{part}_ms"] for one in steps], marker="o", color=colour, label=part)
+    for one in steps:
+        axes.annotate(
+            f"{one['delay_ms']} ms", (one["pipeline_cpu_cores"], one["p99_ms"]), textcoords="offset points", xytext=(6, 6), fontsize=8
+        )
+    axes.set(xlabel="CPU of the pipeline, cores", ylabel="publish to client, ms", xlim=(0, 1.15 * max(cores)))
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("batching: batches at least so long apart, without the fast path", fontsize=10)
+
+
 _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "latency": _latency,
     "throughput": _throughput,
+    "burst": _burst,
     "publish": _publish,
     "missed": _missed,
     "idle": _idle,
@@ -200,6 +320,13 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "contacts": _contacts,
     "security": _security,
     "sweeping": _sweeping,
+    "figure8": _figure8,
+    "figure9": _figure9,
     "figure11": _figure11,
     "recovery": _recovery,
+    "objects": _objects,
+    "loss": _loss,
+    "figure6": _figure6,
+    "figure7": _figure7,
+    "batching": _batching,
 }

@@ -34,6 +34,8 @@ RATE_PER_S: Final = 50.0
 QUIET_S: Final = 10.0  # before the attacks, and once more after them: the machine may be another by then
 ATTACK_S: Final = 12.0
 REFUSED_S: Final = 6.0
+MILLION: Final = 1_000_000  # handshakes of one address, all in one window
+MILLION_S: Final = 150.0  # at most
 JOINING_PER_CLIENT: Final = 5  # clients of a turn that joins, for each of those that are served during attacks
 ORDER: Final = (0, 1, 2, 2, 1, 0)  # a machine that grows faster or slower favours none
 _AT_ONCE: Final = 100
@@ -155,15 +157,16 @@ class _Security:
     async def _refusals(self) -> list[dict[str, Any]]:
         forged = credential_of(self._guarded.stranger, "stranger")
         seconds = min(REFUSED_S, self._options.seconds or REFUSED_S)
+        million_s = min(MILLION_S, self._options.seconds or MILLION_S)
         kinds = {
-            "no credential": ("127.0.0.1", ""),
-            "a forged credential": ("127.0.0.1", forged),
-            "above the limit of its address": (hostile.ADDRESS, forged),
+            "no credential": ("127.0.0.1", "", seconds, None),
+            "a forged credential": ("127.0.0.1", forged, seconds, None),
+            "a million, above the limit of their address": (hostile.ADDRESS, forged, million_s, MILLION),
         }
         found = []
-        for what, (address, credential) in kinds.items():
+        for what, (address, credential, limit_s, count) in kinds.items():
             window = await asyncio.to_thread(Window, self._service)
-            done = await self._attack("handshakes", seconds, address, credential, nice=False)
+            done = await self._attack("handshakes", limit_s, address, credential, nice=False, count=count)
             await self._end(window, done)
             told = {name.removeprefix("handshakes: "): count for name, count in done.did.items() if name.startswith("handshakes: ")}
             found.append(refusal(what, told, window.cpu_seconds.get(GATEWAY, 0.0)))
@@ -241,8 +244,8 @@ class _Security:
         window.cpu_seconds[ATTACKER] = done.cpu_s
         self._windows.append(window)
 
-    async def _attack(self, name: str, seconds: float, address: str, credential: str, nice: bool) -> Attacked:
-        return await asyncio.to_thread(attack, self._service, name, seconds, address, credential, nice)
+    async def _attack(self, name: str, seconds: float, address: str, credential: str, nice: bool, count: int | None = None) -> Attacked:
+        return await asyncio.to_thread(attack, self._service, name, seconds, address, credential, nice, count)
 
     def _result(self, asking: list[dict[str, Any]], calls: int, refused: list[dict[str, Any]], attacks: list[dict[str, Any]]) -> Result:
         roles = {role for window in self._windows for role in window.cpu_seconds}
@@ -267,10 +270,11 @@ class _Security:
         )
 
 
-def attack(service: Service, name: str, seconds: float, address: str, credential: str, nice: bool) -> Attacked:
+def attack(service: Service, name: str, seconds: float, address: str, credential: str, nice: bool, count: int | None = None) -> Attacked:
     """Run an attacker, and tell what it did. It ends by itself; carrying the run's name, it would end with the service, too."""
     command = [sys.executable, "-m", "bench.hostile", name, service.url.removeprefix("http://"), f"{seconds:g}", "--address", address]
     command += ["--application", SignedIn.application, *(["--nice"] if nice else [])]
+    command += [] if count is None else ["--count", str(count)]
     environment = {**os.environ, RUN_VARIABLE: service.run, hostile.CREDENTIAL_VARIABLE: credential}
     try:
         done = subprocess.run(

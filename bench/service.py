@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -36,6 +37,8 @@ _RESTARTED: Final = "it is started again"  # what `up` says when a part died or 
 # is of what comes after: the default of 120 s would only be waited for.
 BASE_SETTINGS: Final = {"settling_s": "15"}
 
+_OF_GATEWAY: Final = re.compile(r'gateway="[^"]*",?')
+
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -53,6 +56,7 @@ class Service:
     parts: str  # what runs, in words
     output: Path  # what it prints
     losses: bool = False  # whether the measurement ends parts of it on purpose
+    beside: tuple[subprocess.Popen[bytes], ...] = ()  # further gateways, where there is no supervisor
 
     @property
     def settings(self) -> Settings:
@@ -63,23 +67,22 @@ class Service:
         return accounting.snapshot(self.run)
 
     def pid(self, role: str) -> int:
-        for pid, found in accounting.processes(self.run).items():
-            if found == role:
-                return pid
-        raise BenchFailed(f"There is no process of the {role}.")
+        """Of one of them, where there are several."""
+        return self.pids(role)[0]
+
+    def pids(self, role: str) -> list[int]:
+        found = [pid for pid, of in accounting.processes(self.run).items() if of == role]
+        if not found:
+            raise BenchFailed(f"There is no process of the {role}.")
+        return sorted(found)
 
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.get("/v1/status"))
         return answer
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics, by its name with labels."""
-        samples: dict[str, float] = {}
-        for line in self.get("/metrics").decode().splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                samples[name] = float(value)
-        return samples
+        """Every sample of /metrics, by its name with labels, summed over the gateways."""
+        return summed_samples(self.get("/metrics").decode())
 
     def get(self, path: str) -> bytes:
         request = urllib.request.Request(self.url + path, headers=administration(self.data))
@@ -114,6 +117,7 @@ def running(
     command = [sys.executable, "-m", "roskva", "up" if pipeline else "gateway", "--data", str(folder / "data"), "--listen", listen]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
+    gateways = int(settings.get("gateways", "1"))
     try:
         prepare(folder / "data")
     except BaseException:
@@ -122,9 +126,13 @@ def running(
     say(f"starting {'the service' if pipeline else 'a gateway'} on {listen}")
     try:
         with (folder / "output").open("wb") as output:
-            process = _start(command, run, output)
-            parts = "gateway and pipeline (roskva up)" if pipeline else "gateway only"
-            service = Service(run, f"http://{listen}", folder / "data", process, settings, parts, folder / "output", losses)
+            commands = [command]
+            if not pipeline and gateways > 1:  # without a supervisor
+                commands = [[*command, "--share-port", "--name", f"gateway-{number + 1}"] for number in range(gateways)]
+            process, *beside = [_start(one, run, output) for one in commands]
+            several = f"{gateways} gateways" if gateways > 1 else "gateway"
+            parts = f"{several} and pipeline (roskva up)" if pipeline else f"{several} only"
+            service = Service(run, f"http://{listen}", folder / "data", process, settings, parts, folder / "output", losses, tuple(beside))
             try:
                 _wait_until_ready(service, pipeline)
                 yield service
@@ -133,6 +141,16 @@ def running(
                 _end(service)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def summed_samples(text: str) -> dict[str, float]:
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            labelled, _, value = line.rpartition(" ")
+            name = _OF_GATEWAY.sub("", labelled).replace("{}", "")
+            samples[name] = samples.get(name, 0.0) + float(value)
+    return samples
 
 
 def _start(command: list[str], run: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -157,7 +175,8 @@ def _wait_until_ready(service: Service, pipeline: bool) -> None:
         if service.process.poll() is not None:
             break
         with contextlib.suppress(OSError, urllib.error.URLError, ValueError, KeyError):
-            if service.status()["pipeline"]["state"] == "running" or not pipeline:
+            status = service.status()
+            if (status["pipeline"]["state"] == "running" or not pipeline) and len(status["gateways"]) > len(service.beside):
                 say(f"ready after {time.monotonic() - began_s:.1f} s")
                 return
         time.sleep(0.2)
@@ -166,8 +185,9 @@ def _wait_until_ready(service: Service, pipeline: bool) -> None:
 
 def _end(service: Service) -> None:
     """The clean way, then by force, until no process carries the run's name."""
-    with contextlib.suppress(ProcessLookupError):
-        service.process.send_signal(signal.SIGINT)
+    for process in (service.process, *service.beside):
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         service.process.wait(_STOP_S)
     for _ in range(40):
@@ -178,7 +198,8 @@ def _end(service: Service) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-    service.process.wait()
+    for process in (service.process, *service.beside):
+        process.wait()
 
 
 def free_port() -> int:

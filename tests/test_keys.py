@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roskva.errors import KeysUnusable
-from roskva.keys import administration, load_keys
+from roskva.keys import administration, load_keys, trusted_key
 from roskva.protocol.tokens import Claims, Keyring
 
 CLAIMS = Claims("client", "demo", "device", 1, "local", 1)  # type: ignore[arg-type]
@@ -113,3 +113,9 @@ def test_directory_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "keys.json").mkdir()
     with pytest.raises(KeysUnusable):
         load_keys(tmp_path)
+
+
+def test_the_key_of_trusted_servers_is_read_without_making_any(tmp_path: Path) -> None:
+    assert trusted_key(tmp_path / "data") == ""
+    assert not (tmp_path / "data").exists()
+    assert load_keys(tmp_path / "data").trusted == trusted_key(tmp_path / "data") != ""

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "keys": BASE | {"durable", "protocol"},
     "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
-    | {"access", "address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
+    | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
     | {"pipeline.health", "pipeline.offsets", "pipeline.propagation", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {
@@ -60,6 +60,8 @@ ALLOWED: dict[str, set[str]] = {
         "feed",
         "simulation",
         "conformance",
+        "telemetry",
+        "load",
         "Client",
         "Publisher",
     },
@@ -67,6 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"access", "config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},
+    "load": BASE | {"durable", "protocol"},
     "__main__": {"cli"},
     "__init__": BASE | {"client", "publisher"},
 }
@@ -74,7 +77,8 @@ ALLOWED: dict[str, set[str]] = {
 # Pure functions over data: they run in the service, in Spark tasks and in the tests' models alike.
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
-    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns))"
+    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
+    r"|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",

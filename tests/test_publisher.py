@@ -276,3 +276,20 @@ def test_blocking_with_a_key(elsewhere: FakeGateway) -> None:
         publisher.publish("a", 1)
     assert time.monotonic() - began >= 0.3
     assert [headers.get("Authorization") for headers in elsewhere.publish_headers] == ["Bearer rk_secret"] * 2
+
+
+async def test_the_first_stamp_is_when_the_application_called(gateway: FakeGateway) -> None:
+    before_us = time.time_ns() // 1_000
+    gateway.answers = [(503, error("overloaded", transient=True))]
+    async with publisher_of(gateway) as publisher:
+        await publisher.publish("a", 1)
+    with_stamps = [int(headers["Roskva-Published"]) for headers in gateway.publish_headers]
+    assert len(with_stamps) == 2
+    assert with_stamps[0] == with_stamps[1] >= before_us, "a retry is part of what the application waited for"
+
+
+def test_blocking_publishers_stamp_too(elsewhere: FakeGateway) -> None:
+    before_us = time.time_ns() // 1_000
+    with BlockingPublisher(elsewhere.url, application="demo") as publisher:
+        publisher.publish("a", 1)
+    assert [int(headers["Roskva-Published"]) >= before_us for headers in elsewhere.publish_headers] == [True]

@@ -39,8 +39,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bound_socket(address: str) -> socket.socket:
-    """A socket that holds the address and accepts nobody yet; port 0 becomes a free one.
+def bound_socket(address: str, beside_others: bool = False) -> socket.socket:
+    """A socket that holds the address and accepts nobody yet; port 0 becomes a free one. `beside_others`: also if others of this user
+    hold it, all of whom must have allowed that (gateway/sharing.py).
 
     AddressInUse if another one listens there, InvalidSetting if nobody could.
     """
@@ -53,6 +54,8 @@ def bound_socket(address: str) -> socket.socket:
     holder = socket.socket(family, kind, protocol)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a predecessor may linger
+        if beside_others:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(place)
     except OSError as error:
         holder.close()

@@ -25,8 +25,8 @@ ENVIRONMENT_PREFIX: Final = "ROSKVA_"
 # Variables with our prefix that are no settings of the service: where to find it, which keys to show it, which file to read, and
 # what `up` and the tests tell the processes that they start.
 OTHER_VARIABLES: Final = frozenset(
-    {"ROSKVA_URL", "ROSKVA_ADMIN_KEY", "ROSKVA_PUBLISH_KEY", "ROSKVA_CREDENTIAL"}
-    | {"ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT"}
+    {"ROSKVA_URL", "ROSKVA_ADMIN_KEY", "ROSKVA_TRUSTED_KEY", "ROSKVA_PUBLISH_KEY", "ROSKVA_CREDENTIAL"}
+    | {"ROSKVA_CONFIG", "ROSKVA_CI_RUN", "ROSKVA_RUN", "ROSKVA_PARENT", "ROSKVA_MEMBER"}
 )
 OTHER_PREFIXES: Final = ("ROSKVA_TEST_", "ROSKVA_BENCH_")
 
@@ -84,6 +84,13 @@ class ApplicationSettings:
     quiet_s: float = setting(0.0, "Ask clients to stay silent for so long after each handshake. For emergencies.", least=0)
     resend_min_s: float = setting(1.0, "First resend of an unacknowledged notification; doubles.")
     resend_max_s: float = setting(60.0, "The longest pause between resends.")
+    notify_interval_ms: int = setting(
+        0,
+        "A client is told of one object at most once in so long, then of the latest version; it may ask for longer when it registers. "
+        "Raise it for objects that change all the time. 0: every change is told.",
+        least=0,
+        most=3_600_000,
+    )
     object_path: str = setting("object", "Where the object's name is in the application's own update form (a.b.c).", **PATH)
     version_path: str = setting("version", "Where the version is in the application's own update form.", **PATH)
     source_path: str = setting("source", "Where the source is in the application's own update form.", **PATH)
@@ -153,7 +160,23 @@ class Settings:
 
     data: Path = setting(DATA, "The data directory: feed, tables, checkpoints, keys.")
     listen: str = setting("127.0.0.1:8470", "HOST:PORT of the one public port.", **ADDRESS)
-    internal_listen: str = setting("127.0.0.1:0", "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one.", **ADDRESS)
+    internal_listen: str = setting(
+        "127.0.0.1:0",
+        "HOST:PORT for calls between gateways and pipeline; port 0 picks a free one. Of several gateways, each takes the next port.",
+        **ADDRESS,
+    )
+    gateways: int = setting(
+        0, "Gateways that `roskva up` runs, all on the public port; 0: one for every two cores, at least one.", least=0, most=64
+    )
+    gateway_name: str = setting(
+        "",
+        "How one gateway is called in status, metrics and `DIR/run`; empty: by an id of its own. `roskva up` names those that it runs.",
+        pattern="[a-z0-9][a-z0-9-]{0,31}",
+        form="1 to 32 of a-z, 0-9 and hyphen",
+    )
+    share_port: bool = setting(
+        False, "Listen on the public port beside other gateways on the same data directory. `roskva up` does so if it runs several."
+    )
     insecure: bool = setting(
         False, "Serve other machines although applications ask neither clients nor publishers who they are; for closed networks only."
     )
@@ -213,6 +236,11 @@ class Settings:
     fast_path: bool = setting(
         True, "Send accepted updates at once to clients that are online. The pipeline tells everybody, with it and without it, only later."
     )
+    stamps_per_s: float = setting(
+        20.0,
+        "Updates in a second, at one gateway, whose way to clients is measured (`roskva latency`). 0: none.",
+        least=0,
+    )
     ack_wait_ms: float = setting(50.0, "How long a notification may wait for its acknowledgement before it is written.", least=0)
     scan_s: float = setting(60.0, "How often the rows of online clients with unfinished work are read again.")
     mark_poll_s: float = setting(1.0, "How often a gateway looks for work that others left for its clients.")
@@ -258,6 +286,19 @@ class Settings:
     )
     scratch_every_s: float = setting(10.0, "How often what was put aside is tried again, while there is anything.")
     records_per_batch_max: int = setting(20_000, "Records of one feed partition that one micro-batch takes.")
+    batch_delay_ms: int = setting(
+        0,
+        "Batches of updates alone begin at least so long apart, with the fast path and without: larger ones, for less CPU. Without it all"
+        " are told so much later; a registration never waits. `python -m bench batching` shows the price.",
+        least=0,
+        most=1_000,
+    )
+    batch_rest_ms: int = setting(
+        1_000,
+        "With the fast path: how long Spark rests at most, four times as long as its last batch took, before one of updates alone."
+        " 0: never, for more CPU. Clients that are online wait for none of it, nor does a registration.",
+        least=0,
+    )
     fan_out_above: int = setting(
         1_000, "Updates of objects with more registrations go through a query of their own, so that nobody waits for them."
     )
@@ -526,7 +567,8 @@ Each application has a table `[applications.NAME]`. Without any, there is one na
 `ROSKVA_URL` (or `--url`) tells `publish`, `watch`, `status` and `dead-letters` where the service is: `http://127.0.0.1:8470`
 unless set. `ROSKVA_ADMIN_KEY` is what the operators' commands show it, unless they find `keys.json` in the data directory of a service on
 this machine; `ROSKVA_PUBLISH_KEY` (or `--key`) what `publish` and `invalidate` show; `ROSKVA_CREDENTIAL` (or `--credential`) what `watch`
-names its user with. `JAVA_HOME` names the Java that Spark runs on, if it is not found by itself.
+names its user with; `ROSKVA_TRUSTED_KEY` (or `--key`) what `load` shows. `JAVA_HOME` names the Java that Spark runs on, if it is not found
+by itself.
 """
 
 

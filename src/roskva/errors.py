@@ -31,7 +31,8 @@
     +-- Unavailable                the same call may succeed later
     |   +-- FeedFull               unread records reached the limit: publishes are refused
     |   +-- DiskFull               the data directory's disk is nearly full: publishes and registrations are refused
-    |   +-- PartitionUnavailable   a partition is busy, failing or cannot be opened
+    |   +-- PartitionUnavailable   a partition is failing or cannot be opened
+    |   +-- PartitionBusy          others write to a partition, and the turn to do so did not come in time
     |   +-- PartitionLost          a partition's file is not the one that the manifest names
     |   +-- Overloaded             a queue is at its limit
     |   +-- RateLimited            more messages, publishes or handshakes in a second than allowed
@@ -322,6 +323,12 @@ class PartitionUnavailable(Unavailable):
     def __init__(self, what: str, partition: str) -> None:
         super().__init__(what)
         self.partition = partition
+
+
+class PartitionBusy(PartitionUnavailable):
+    """Others are at it, or one of them stands still in the middle of a write. Nothing has landed."""
+
+    code = "partition-busy"
 
 
 class PartitionLost(PartitionUnavailable):

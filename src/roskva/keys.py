@@ -73,6 +73,15 @@ def admin_key(data_dir: Path) -> str:
         return ""
 
 
+def trusted_key(data_dir: Path) -> str:
+    """The same, of trusted servers."""
+    path = Path(data_dir) / _FILE
+    try:
+        return _parse(path, _read(path)).trusted
+    except KeysUnusable:
+        return ""
+
+
 def bearer(key: str) -> dict[str, str]:
     """The header that shows a key; of an empty one, none."""
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -20,6 +20,8 @@ DEVICE_BYTES_MAX: Final = 128
 APPLICATION_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # Marks a name that is not printable UTF-8 text. A text name that begins like this is marked too, so every name has one form.
 BASE64_MARK: Final = "base64:"
+# Of a publish request: when the application called its Publisher, in microseconds since 1970; of a batch, for who waited longest.
+PUBLISHED_HEADER: Final = "Roskva-Published"
 
 ClientId = NewType("ClientId", str)
 # application, epoch and name in one sortable byte string: the row key of the Matcher, and what cells of the Registrar name.
@@ -198,6 +200,23 @@ class Propagation(NamedTuple):
     seqno: int
     outcome: int  # one of the OUTCOME constants
     version: int  # with OUTCOME_VERSION
+
+
+class Stamps(NamedTuple):
+    """When a sampled update passed which point, in microseconds since 1970 (Thialfi 6.3); 0: that is not known."""
+
+    object: ObjectKey
+    version: int
+    published_us: int = 0  # the application called its Publisher: by the publisher's own clock
+    received_us: int = 0  # a gateway had the request
+    durable_us: int = 0  # and knew that it is in the feed
+    picked_us: int = 0  # a batch was begun that has it
+    read_us: int = 0  # and read it from the feed
+    bridged_us: int = 0  # the Matcher's task had it
+    matched_us: int = 0  # and had written its version and read who is registered
+    told_us: int = 0  # a Registrar was called
+    sent_us: int = 0  # and had sent it to a client for the first time
+    fanned_out: bool = False  # through the query for objects with many registrations: batch and read are that one's
 
 
 # The outcome of an update is always a version; that of a registration is any of these.

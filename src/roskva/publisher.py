@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from roskva.errors import ClientStopped, InvalidName, InvalidSetting, RoskvaError, ServiceUnreachable, from_report
-from roskva.model import check_application, check_device, name_from_text, name_to_text, version_from_number
+from roskva.model import PUBLISHED_HEADER, check_application, check_device, name_from_text, name_to_text, version_from_number
 
 BATCH_MAX: Final = 1_000  # updates in one request
 RETRY_MIN_S: Final = 0.1
@@ -128,11 +128,16 @@ def _address(url: str) -> SplitResult:
     return parts
 
 
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     update: WireUpdate
     done: asyncio.Future[None]
     deadline: float
+    called_us: int  # the first stamp of its way (Thialfi 6.3)
     attempts: int = 0
 
 
@@ -211,9 +216,10 @@ class Publisher:
     async def _publish(self, update: WireUpdate) -> None:
         if self._closed:
             raise ClientStopped("The publisher was closed.")
+        called_us = _now_us()
         async with self._room:
             loop = asyncio.get_running_loop()
-            waiting = _Waiting(update, loop.create_future(), loop.time() + self._retry_for_s)
+            waiting = _Waiting(update, loop.create_future(), loop.time() + self._retry_for_s, called_us)
             self._enqueue(waiting)
             await waiting.done
 
@@ -242,7 +248,7 @@ class Publisher:
 
     async def _request(self, batch: list[_Waiting]) -> None:
         try:
-            outcomes = await self._post([waiting.update for waiting in batch])
+            outcomes = await self._post([waiting.update for waiting in batch], min(waiting.called_us for waiting in batch))
         except Exception as error:  # a mistake of ours must not leave callers waiting for ever
             outcomes = [Outcome(RoskvaError(f"The request failed: {error!r}."))] * len(batch)
         dice, loop = random.random(), asyncio.get_running_loop()
@@ -258,14 +264,15 @@ class Publisher:
             else:
                 self._timers[waiting] = loop.call_later(pause, self._enqueue, waiting)
 
-    async def _post(self, updates: list[WireUpdate]) -> list[Outcome]:
+    async def _post(self, updates: list[WireUpdate], called_us: int) -> list[Outcome]:
         import aiohttp
 
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S))
         try:
             body = encode_request(self._application, updates)
-            async with self._session.post(self._url, data=body, headers=self._headers) as answer:
+            headers = {**self._headers, PUBLISHED_HEADER: str(called_us)}
+            async with self._session.post(self._url, data=body, headers=headers) as answer:
                 return outcomes_of(answer.status, await answer.read(), len(updates), answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             what = f"{self._url} cannot be reached: {str(error) or type(error).__name__}."
@@ -322,12 +329,13 @@ class BlockingPublisher:
             connection.close()
 
     def _publish(self, updates: list[WireUpdate]) -> list[RoskvaError | None]:
+        called_us = _now_us()
         results: list[RoskvaError | None] = [None] * len(updates)
         open_ones = list(range(len(updates)))
         deadline = time.monotonic() + self._retry_for_s
         attempt = 0
         while open_ones:
-            outcomes = self._post([updates[index] for index in open_ones])
+            outcomes = self._post([updates[index] for index in open_ones], called_us)
             again = []
             for index, outcome in zip(open_ones, outcomes, strict=True):
                 results[index] = outcome.error
@@ -341,19 +349,20 @@ class BlockingPublisher:
             time.sleep(pause)
         return results
 
-    def _post(self, updates: list[WireUpdate]) -> list[Outcome]:
+    def _post(self, updates: list[WireUpdate], called_us: int) -> list[Outcome]:
         body = encode_request(self._application, updates)
+        headers = {**self._headers, PUBLISHED_HEADER: str(called_us)}
         with self._lock:
             if self._closed:
                 raise ClientStopped("The publisher was closed.")
             kept = self._idle.pop() if self._idle else None
         if kept is not None:
             try:
-                return self._exchange(kept, body, len(updates))
+                return self._exchange(kept, body, headers, len(updates))
             except (OSError, http.client.HTTPException):
                 pass  # the other side closed it while it was idle: a fresh one tells
         try:
-            return self._exchange(self._connect(), body, len(updates))
+            return self._exchange(self._connect(), body, headers, len(updates))
         except (OSError, http.client.HTTPException) as error:
             what = f"{self._address.netloc} cannot be reached: {str(error) or type(error).__name__}."
             return [Outcome(ServiceUnreachable(what), again=True)] * len(updates)
@@ -362,10 +371,10 @@ class BlockingPublisher:
         kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
         return kind(self._address.hostname or "", self._address.port, timeout=REQUEST_S)
 
-    def _exchange(self, connection: http.client.HTTPConnection, body: bytes, count: int) -> list[Outcome]:
+    def _exchange(self, connection: http.client.HTTPConnection, body: bytes, headers: dict[str, str], count: int) -> list[Outcome]:
         keep = False
         try:
-            connection.request("POST", self._path, body, self._headers)
+            connection.request("POST", self._path, body, headers)
             answer = connection.getresponse()
             outcomes = outcomes_of(answer.status, answer.read(), count, answer.getheader("Retry-After"))
             keep = not answer.will_close

@@ -171,7 +171,7 @@ def test_the_time_of_a_collapsed_update_counts_until_what_overtook_it_arrived() 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_line_knows_every_measurement(name: str) -> None:
-    assert _parser().parse_args([name, "--json", "--seconds", "1"]).name == name
+    assert _parser().parse_args([name, "--json", "--seconds", "1"]).names == [name]
 
 
 def test_a_result_is_written_with_its_conditions_and_drawn(tmp_path: Path) -> None:

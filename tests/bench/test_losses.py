@@ -12,14 +12,14 @@ from typing import cast
 import pytest
 from picows import WSTransport
 
-from bench.accounting import GATEWAY, GENERATOR, JVM, OTHERS, WORKERS, Snapshot
+from bench.accounting import GATEWAY, GENERATOR, JVM, OTHERS, WORKERS, Snapshot, name_in
 from bench.clients import Heard
 from bench.failover import HOLDING_BACK, Usage, one_object_each, over_time
 from bench.filling import Filled, Population, fill
 from bench.plots import draw
 from bench.report import Aim, Result
 from bench.returning import ReturningClient, ReturningFleet
-from bench.service import BenchFailed
+from bench.service import BenchFailed, summed_samples
 from bench.sweeping import QUIET, Phase, latencies_ms, sweep_figures, walk
 from bench.world import World
 from roskva.config import Settings
@@ -214,3 +214,18 @@ def test_a_sweeps_line_tells_rows_per_second_and_ratios(tmp_path: Path) -> None:
     loss = {"informed_over_time": [[1.0, 1]], "connected_over_time": []}
     failover = Result("failover", {"load": "x"}, "none", {"kill": loss, "drop": loss}, [Aim("informed", "s", 15.0, 1.0)])
     assert b"<svg" in draw(failover.document(), tmp_path).read_bytes()
+
+
+def test_of_several_gateways_each_is_named_and_all_are_summed() -> None:
+    names = {1: "gateway-1", 2: "gateway-2"}
+    used = Snapshot(0.0, {(1, GATEWAY): 5.0, (2, GATEWAY): 1.0}, 10.0, names).until(
+        Snapshot(9.0, {(1, GATEWAY): 6.0, (2, GATEWAY): 3.5}, 14.0, names)
+    )
+    assert used == {"gateway": 3.5, "gateway-1": 1.0, "gateway-2": 2.5, OTHERS: 0.5}
+    assert name_in(["python", "-m", "roskva", "gateway", "--name", "gateway-1"]) == "gateway-1"
+    assert name_in(["python", "-m", "roskva", "gateway", "--name"]) == ""
+
+
+def test_samples_are_summed_over_gateways() -> None:
+    lines = ("# TYPE a gauge", 'a{gateway="x"} 1.0', 'a{gateway="y"} 2.0', 'b{gateway="x",way="sent"} 3.0', "c 4.0")
+    assert summed_samples("\n".join(lines)) == {"a": 3.0, 'b{way="sent"}': 3.0, "c": 4.0}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import accounting, channels, contacts, idle, latency, missed, throughput
+from bench import accounting, batching, burst, channels, contacts, figure8, figure9, idle, latency, missed, stamped, throughput
 from bench.__main__ import main
 from bench.plots import draw
 from bench.report import Result
@@ -48,14 +49,39 @@ def test_latency_follows_every_notification_through_its_hops(service: Service, t
 
 
 @pytest.mark.spark
+def test_batching_shows_latency_beside_cpu_for_each_delay(service: Service) -> None:
+    """On the one service, whose delay is none: that more of them gather is shown by tests/pipeline/test_offsets.py."""
+    step, measured = batching.measure_on(service, 0, Options(seconds=2.0, clients=40, rate=50.0))
+    assert step["delivered"] + step["collapsed"] == 2 * 50 * latency.FAN_OUT
+    assert 0 < step["p50_ms"] <= step["p99_ms"]
+    assert step["pipeline_cpu_cores"] > 0
+    assert step["batches_per_s"] > 0
+    shown = replace(measured, name="batching", figures={"delays": [step, {**step, "delay_ms": 500}]})
+    assert draw(shown.document(), service.data.parent).stat().st_size > 1_000
+
+
+@pytest.mark.spark
 def test_throughput_counts_what_arrived_and_what_collapsed(service: Service, tmp_path: Path) -> None:
     figures = checked(throughput.measure_on(service, Options(seconds=2.0, clients=40, rate=500.0)), tmp_path)
     for found in figures["fan_outs"].values():
         (step,) = found["steps"]
         assert step["delivered"] + step["collapsed"] == pytest.approx(1_000, abs=5 * throughput.BATCH)
+    assert [way.name for way in throughput.WAYS] == list(figures["fan_outs"])
+    for cost in figures["cpu_s_per_10_000_deliveries_at_10_000_per_s"].values():
+        assert cost["service"] >= cost["gateway"] > 0 < cost["Spark"]
+    for (step,) in (found["steps"] for found in figures["fan_outs"].values()):
         assert step["delivered"] > 0
         assert step["refused"] == 0
         assert step["cpu_s"][accounting.JVM] > 0
+
+
+@pytest.mark.spark
+def test_burst_is_worked_off_beside_a_steady_load(service: Service, tmp_path: Path) -> None:
+    figures = checked(burst.measure_on(service, Options(seconds=0.5, clients=20, rate=3_000.0), registered=0), tmp_path)
+    assert (figures["burst"]["updates"], figures["burst"]["refused"]) == (3_000, 0)
+    assert figures["burst"]["largest_backlog"] > 0
+    assert all(latency["notifications"] > 0 for latency in figures["latency_ms"].values())
+    assert len(figures["crowded_object"]["seconds_per_publish"]) == burst.HOT_PUBLISHES
 
 
 @pytest.mark.spark
@@ -100,3 +126,28 @@ def test_publish_runs_from_the_command_line_on_a_gateway_alone(tmp_path: Path, c
     assert accounting.JVM not in document["cpu_seconds"]
     assert json.loads((tmp_path / "publish.json").read_text()) == document
     assert (tmp_path / "publish.svg").exists()
+
+
+@pytest.mark.spark
+def test_figures_8_and_9_are_of_the_services_own_stamps(service: Service, tmp_path: Path) -> None:
+    options = Options(seconds=2.0, clients=40, rate=50.0)
+    seen = stamped.measure_on(service, options)
+    both = stamped.both(options, seen, seen)  # as if the second were without the fast path: of the pipeline's sends there is nothing then
+    ways = checked(figure8.result_of(both), tmp_path)["ways"]
+    assert ways[0]["samples"] == ways[1]["samples"] > 0
+    assert ways[0]["distribution_ms"][-1][1] == 1.0
+    assert ways[2]["samples"] == 0
+    assert ways[4]["samples"] > 0, "the pipeline came for all of them"
+    hops = checked(figure9.result_of(both), tmp_path)
+    for way in ("fast_path", "pipeline_alone"):
+        assert sum(hop["share"] for hop in hops[way]) == pytest.approx(1.0, abs=0.01)
+    assert [hop["hop"] for hop in hops["fast_path"]] == ["received to durable", "durable to sent", "sent to acknowledged"]
+
+
+@pytest.mark.spark
+def test_latency_goes_on_where_a_busy_service_does_not_keep_up(service: Service, tmp_path: Path) -> None:
+    result = latency.measure_on(service, Options(seconds=1.0, clients=20, rate=100.0), latency.BUSY)
+    assert result.settings["publishes"] == "paced, in requests of 10"
+    figures = checked(result, tmp_path)
+    assert figures["kept_up"] is True
+    assert figures["delivered"] + figures["collapsed"] == 100 * latency.FAN_OUT

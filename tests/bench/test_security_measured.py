@@ -132,7 +132,7 @@ def test_security_runs_from_the_command_line(tmp_path: Path, capsys: pytest.Capt
     by_kind = {row["what"]: row["codes"] for row in figures["refused"]}
     assert set(by_kind["no credential"]) == {"credential-required"}
     assert set(by_kind["a forged credential"]) == {"credential-refused"}
-    assert by_kind["above the limit of its address"]["rate-limited"] > 0
+    assert by_kind["a million, above the limit of their address"]["rate-limited"] > 0
     attacks = {row["attack"]: row for row in figures["attacks"]}
     assert set(attacks) == {security.QUIET, *security.ATTACKS.values()}
     assert all(0 < row["delivered"] <= row["expected"] and not row["lost_connections"] for row in attacks.values())  # some collapse

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 + 60 * MINUTES)]
 async def test_chaos_loses_nothing(tmp_path: Path) -> None:
     log = Log(tmp_path / "clients.log")
     with small_disk(tmp_path / "disk") as full_disk:
-        service = Service(tmp_path / "disk" / "data").start()
+        service = Service(tmp_path / "disk" / "data", "--gateways", "2").start()
         try:
             monkey = await _live(service, log, tmp_path, full_disk)
         finally:

@@ -1,7 +1,7 @@
 """Stands in for gateway and pipeline in tests of `up`: the same doors and habits, none of the work.
 
-As the gateway it answers /healthz and /v1/status (from DATA/status.json). As the pipeline it starts a process in a group of its
-own, as Spark's Python daemons are. ROSKVA_TEST_FAULT: "stubborn" ignores SIGTERM, "broken" ends at once.
+As the gateway it listens on the shared port, and answers /healthz and /pipeline (from DATA/status.json) at its door. As the pipeline it
+starts a process in a group of its own, as Spark's Python daemons are. ROSKVA_TEST_FAULT: "stubborn" ignores SIGTERM, "broken" ends at once.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import http.server
 import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from roskva.cli.processes import end_with_parent
+from roskva.gateway.sharing import RUN, SharedPort, folder_path
 
 IDLE = {"members": ["one"], "sessions": 0, "pipeline": {"alive": False}, "version": "0"}
 
@@ -27,7 +30,7 @@ def option(name: str) -> str:
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         file = Path(option("--data"), "status.json")
-        body = file.read_bytes() if file.exists() and self.path == "/v1/status" else json.dumps(IDLE).encode()
+        body = file.read_bytes() if file.exists() and self.path == "/pipeline" else json.dumps(IDLE).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -37,9 +40,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Door(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        Handler(request, ("door", 0), self)
+
+
 def gateway() -> None:
-    host, _, port = option("--listen").rpartition(":")
-    http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+    data = Path(option("--data"))
+    shared = SharedPort(option("--listen"), data)
+    shared.socket.listen()
+    door = Door("", Handler, bind_and_activate=False)
+    path = data / RUN / f"{option('--name')}.sock"
+    path.unlink(missing_ok=True)
+    with folder_path(data / RUN) as folder:
+        door.socket.bind(f"{folder}/{path.name}")
+    door.server_activate()
+    door.serve_forever()
 
 
 def pipeline() -> None:

@@ -28,11 +28,13 @@ COMMANDS = [
     "publish",
     "watch",
     "status",
+    "latency",
     "dead-letters",
     "drop",
     "invalidate",
     "reset",
     "conformance",
+    "load",
     "app",
     "user",
 ]

@@ -127,6 +127,15 @@ def test_few_files(settings: Settings) -> None:
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
+def test_more_gateways_than_the_machine_can_run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(doctor, "machine_memory_bytes", lambda: 8 << 30)
+    assert doctor.check_gateways(settings) == doctor.Check("gateways", OK, "2 on 4 cores")
+    assert doctor.check_gateways(replace(settings, gateways=5)).state == WARN
+    assert doctor.check_gateways(replace(settings, gateway_memory_bytes_max=5 << 30)).state == WARN
+    assert doctor.check_gateways(replace(settings, internal_listen="127.0.0.1:65535")).state == FAIL
+
+
 def test_what_others_can_read(settings: Settings, tmp_path: Path) -> None:
     assert doctor.check_secrets(settings).state == OK  # nothing is there yet
     load_keys(settings.data)

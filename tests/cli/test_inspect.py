@@ -115,6 +115,15 @@ def test_an_object_without_its_application(capsys: pytest.CaptureFixture[str]) -
     assert "APPLICATION/NAME" in capsys.readouterr().err
 
 
+def test_status_shows_what_each_of_several_gateways_holds_and_who_does_not_answer() -> None:
+    members = [{"name": f"gateway-{number}", "address": "127.0.0.1:1", "answers": number != 3} for number in (1, 2, 3)]
+    held = {"gateway-2": {"connections": 2_000, "sessions": 1}, "gateway-1": {"connections": 1_000, "sessions": 2}}
+    text = "\n".join(status_lines({"members": members, "gateways": held, "sessions": 3}))
+    assert "gateways   3: gateway-1 at 127.0.0.1:1, gateway-2 at 127.0.0.1:1, gateway-3 at 127.0.0.1:1 (does not answer" in text
+    assert "  gateway-1: 1,000 connections, 2 sessions\n  gateway-2: 2,000 connections, 1 sessions\n" in text
+    assert "gateway-1:" not in "\n".join(status_lines({"members": members[:1], "gateways": {"gateway-1": held["gateway-1"]}}))
+
+
 def test_status_shows_what_is_unfinished() -> None:
     answer: dict[str, Any] = {
         "pending": {"clients": 2, "registrations": 1_003},

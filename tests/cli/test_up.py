@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from roskva.address import bound_socket
 from roskva.cli import processes
 from roskva.cli.processes import Process
+from roskva.errors import AddressInUse
 from tests.cli.stand_in import write_status
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN_UP = [sys.executable, str(ROOT / "tests/cli/run_up.py")]
 WELCOME = "Ctrl-C stops it."
 
 
@@ -32,7 +35,8 @@ class Up:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "ROSKVA_TEST_FAULT": fault}
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "tests/cli/run_up.py"), "--data", str(data), "--listen", "127.0.0.1:0", *options],
+                # One gateway, on a machine with any number of cores.
+                [*RUN_UP, "--gateways", "1", "--data", str(data), "--listen", "127.0.0.1:0", *options],
                 stdout=out,
                 stderr=out,
                 env=environment,
@@ -187,6 +191,37 @@ def test_a_gateway_that_hangs_is_started_again(start: Callable[..., Up]) -> None
     os.kill(hung, signal.SIGSTOP)
     up.wait_for("gateway did not answer for 2 s")
     until(lambda: {process.pid for process in up.members("gateway")} not in (set(), {hung}), 10)
+
+
+def test_of_several_gateways_each_is_restarted_alone_when_it_dies_or_hangs(start: Callable[..., Up]) -> None:
+    up = start("--gateways", "3")
+    up.wait_for(WELCOME)
+    assert "3 listen on http://127.0.0.1:" in up.text()
+    names = [f"gateway-{number}" for number in (1, 2, 3)]
+    before = {name: up.pid(name) for name in names}
+    os.kill(before["gateway-1"], signal.SIGKILL)
+    os.kill(before["gateway-3"], signal.SIGSTOP)
+    up.wait_for("gateway-1 ended with status -9")
+    up.wait_for("gateway-3 did not answer for 2 s")
+    until(lambda: all(up.members(name) for name in names), 10, up.text)
+    after = {name: up.pid(name) for name in names}
+    assert {name for name in names if after[name] != before[name]} == {"gateway-1", "gateway-3"}
+    assert all((up.data / "log" / f"{name}.log").exists() for name in names)
+    members = up.members()
+    assert up.stop() == 0
+    assert not any(processes.alive(process) for process in members)
+
+
+def test_the_port_stays_the_service_s_own_while_no_gateway_listens(start: Callable[..., Up]) -> None:
+    up = start()
+    up.wait_for(WELCOME)
+    address = up.text().partition("demo page   http://")[2].partition("/")[0]
+    os.kill(up.pid("gateway"), signal.SIGSTOP)
+    with pytest.raises(AddressInUse):
+        bound_socket(address)
+    os.kill(up.pid("gateway"), signal.SIGKILL)
+    with pytest.raises(AddressInUse):
+        bound_socket(address)
 
 
 def test_a_pipeline_with_work_and_without_progress_is_started_again(start: Callable[..., Up]) -> None:

@@ -57,6 +57,48 @@ def test_the_version_held_travels_with_the_registration() -> None:
     assert (register.version, register.epoch) == ("7", 2)
 
 
+def test_an_interval_travels_with_every_repeat_and_sync() -> None:
+    bench = Bench().live()
+    bench.do(bench.core.register(bench.now, b"a", interval_ms=500))
+    bench.pass_time(10.0)
+    stated = [one.notify_interval_ms for message in bench.take_said() for one in message.register]
+    assert len(stated) > 1
+    assert set(stated) == {500}
+    bench.has = {b"a"}
+    bench.say(status=[status(b"a")])
+    bench.has = set()
+    bench.say()
+    (sync,) = [message.sync for message in syncs(bench.take_said())]
+    assert sync is not None
+    assert sync.objects is not None
+    assert [(one.object, one.notify_interval_ms) for one in sync.objects] == [("a", 500)]
+
+
+def test_another_interval_is_said_once_more_the_same_or_none_is_not() -> None:
+    bench = Bench().live()
+    bench.do(bench.core.register(bench.now, b"a", interval_ms=500))
+    bench.has = {b"a"}
+    bench.say(status=[status(b"a")])
+    bench.take_said()
+    bench.do(bench.core.register(bench.now, b"a"))
+    bench.do(bench.core.register(bench.now, b"a", interval_ms=500))
+    assert operations(bench.take_said()) == []
+    bench.do(bench.core.register(bench.now, b"a", interval_ms=0))
+    (message,) = bench.take_said()
+    assert [(one.object, one.notify_interval_ms) for one in message.register] == [("a", 0)]
+    bench.say(status=[status(b"a")])
+    assert not bench.core.operations
+
+
+def test_after_a_restart_intervals_are_stated_though_the_summaries_agree() -> None:
+    bench = returning(b"a", b"b")
+    bench.grant()
+    bench.do(bench.core.register(bench.now, b"a", interval_ms=500))
+    bench.register(b"b")
+    bench.pass_time(0.5)
+    assert [(one.object, one.notify_interval_ms) for message in bench.said for one in message.register] == [("a", 500)]
+
+
 def test_a_status_confirms_and_is_reported_once() -> None:
     bench = Bench().live()
     bench.register(b"a")

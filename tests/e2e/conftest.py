@@ -12,7 +12,8 @@ from .service import Service
 
 @pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = Service(tmp_path_factory.mktemp("e2e") / "data", by_make=True).start()
+    # One gateway, on a machine with any number of cores.
+    service = Service(tmp_path_factory.mktemp("e2e") / "data", "--gateways", "1", by_make=True).start()
     try:
         yield service
     finally:
@@ -22,8 +23,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="package")
 def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One for those that kill its parts and delete its files. They begin when it is whole, and leave it whole; the last one kills it."""
-    service = Service(tmp_path_factory.mktemp("breakable") / "data").start()
+    """One for those that kill its parts and delete its files. They begin when it is whole, and leave it whole; the last one kills it.
+
+    It has two gateways on its port: what holds for them holds for one.
+    """
+    service = Service(tmp_path_factory.mktemp("breakable") / "data", "--gateways", "2").start()
     try:
         yield service
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +99,14 @@ class Service:
             return self._process.pid
         return next(pid for pid in descendants_of(self._process.pid) if "up" in command_of(pid) and "make" not in command_of(pid))
 
+    def parts(self, part: str) -> list[int]:
+        """The processes of `gateway` or `pipeline`: children of `up` that were started under that name."""
+        return [pid for pid in children_of(self.pid) if "roskva" in " ".join(words := command_of(pid)) and part in words]
+
     def child(self, part: str) -> int | None:
-        """The process of `gateway` or `pipeline`: a child of `up` that was started under that name."""
-        for pid in children_of(self.pid):
-            words = command_of(pid)
-            if "roskva" in " ".join(words) and part in words:
-                return pid
-        return None
+        """One of them, by chance: there may be several gateways."""
+        running = self.parts(part)
+        return random.choice(running) if running else None
 
     def kill(self, part: str) -> None:
         """kill -9, once the part runs."""
@@ -113,6 +116,13 @@ class Service:
                 raise AssertionError(f"{part} does not run")
             time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self, part: str) -> None:
+        """The same, of all processes of the part."""
+        self.kill(part)
+        for pid in self.parts(part):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> float:
         """Ctrl-C; answers how long it took. Whatever is left of the process group after that is ended, and is a failure."""

@@ -271,7 +271,7 @@ def test_a_restarted_gateway_finds_its_pages_again(pages: Pages) -> None:
     for page in both:
         page.evaluate("window.lost = false")
     pages.publish(1)
-    pages.service.kill("gateway")
+    pages.service.kill_all("gateway")
     for page in both:
         page.wait_for_function("() => window.lost")
         in_sync(page)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from roskva.errors import FeedFull, Overloaded, PartitionUnavailable
+from roskva.errors import FeedFull, Overloaded, PartitionBusy, PartitionUnavailable
 from roskva.feed import SqliteFeed
 from roskva.feed.interface import UPDATES, Entry
 from roskva.feed.lanes import QUEUED_ENTRIES_MAX, FeedLanes
@@ -52,6 +53,35 @@ async def test_many_waiters_share_few_transactions(feed: Observed) -> None:
     for number, [(partition, offset)] in enumerate(answers):
         [record] = feed.read(UPDATES, partition, offset, offset + 1)
         assert (record.key, record.value) == (b"%d" % number, b"value-%d" % number)
+    await lanes.close()
+
+
+async def test_one_that_another_process_writes_to_for_long_is_waited_for(feed: Observed) -> None:
+    """Of several gateways that append at full speed, none refuses what the others were in the middle of."""
+    lanes = FeedLanes(feed)
+    await lanes.append(UPDATES, [Entry(KEYS[0], b"first")])
+    other = sqlite3.connect(feed.path(UPDATES, 0), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = lanes.append_to(UPDATES, 0, [Entry(KEYS[0], b"second")])
+    while len(feed.batches) < 3:  # the engine has called it busy, and was asked again
+        assert not waiting.done()
+        await asyncio.sleep(0.01)
+    other.execute("COMMIT")
+    assert (await waiting).offsets == [1]
+    other.close()
+    await lanes.close()
+
+
+async def test_one_that_stands_still_is_waited_for_only_so_long(feed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.feed.lanes.PATIENCE_S", 0.3)
+    lanes = FeedLanes(feed)
+    await lanes.append(UPDATES, [Entry(KEYS[0], b"first")])
+    other = sqlite3.connect(feed.path(UPDATES, 0), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(PartitionBusy):
+        await lanes.append(UPDATES, [Entry(KEYS[0], b"second")])
+    other.close()
+    assert (await lanes.append(UPDATES, [Entry(KEYS[0], b"third")])) == [(0, 1)]
     await lanes.close()
 
 

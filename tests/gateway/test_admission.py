@@ -10,7 +10,6 @@ from roskva.config import ApplicationSettings, LiveApplications, Settings
 from roskva.errors import OriginRefused, RateLimited, TooManyConnections
 from roskva.gateway.admission import Admission
 from roskva.gateway.routing import Party
-from roskva.protocol.tokens import Claims
 from roskva.telemetry.metrics import Metrics
 
 SHOP = "https://shop.example"
@@ -22,7 +21,6 @@ class Line:
     def __init__(self, address: str = "", origin: str = "", application: str = "") -> None:
         self.number = 1
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.session: object | None = None

@@ -33,6 +33,8 @@ async def test_connections_are_counted_by_what_carries_them(gateway: Gateway, ht
         await until(lambda: gateway.port.by_channel == {"websocket": 1, "polled": 2, "attached": 1})
         async with http.get(gateway.url + "/metrics") as answer:
             lines = (await answer.text()).splitlines()
-        assert {"roskva_connections_websocket 1.0", "roskva_connections_polled 2.0", "roskva_connections_attached 1.0"} <= set(lines)
+        counted = {"websocket": 1.0, "polled": 2.0, "attached": 1.0}
+        here = f'{{gateway="{gateway.name}"}}'
+        assert {f"roskva_connections_{channel}{here} {count}" for channel, count in counted.items()} <= set(lines)
     attachment.closed()
     await until(lambda: not any(gateway.port.by_channel.values()))

@@ -101,9 +101,9 @@ async def test_what_is_refused_and_what_goes_on(gateway: Gateway, http: aiohttp.
         assert state == {"free_bytes": 1, "free_bytes_min": gateway.settings.disk_free_bytes_min, "refusing": True}
         async with http.get(gateway.url + "/metrics") as metrics:
             text = await metrics.text()
-        assert "roskva_disk_full 1.0" in text
-        assert "roskva_publishes_disk_full_total 1.0" in text
-        assert 'roskva_registrar_total{milestone="disk_full"} 2.0' in text
+        assert f'roskva_disk_full{{gateway="{gateway.name}"}} 1.0' in text
+        assert f'roskva_publishes_disk_full_total{{gateway="{gateway.name}"}} 1.0' in text
+        assert f'roskva_registrar_total{{gateway="{gateway.name}",milestone="disk_full"}} 2.0' in text
 
         gateway.disk.judge(1 << 40)
         assert (await publish(http, gateway, 1))[0] == 200

@@ -188,10 +188,10 @@ async def test_metrics_count_what_happened(gateway: Gateway, http: aiohttp.Clien
         async with http.get(gateway.url + "/metrics") as answer:
             text = await answer.text()
             assert answer.headers["Content-Type"].startswith("text/plain")
-    assert 'roskva_updates_total{milestone="appended"} 1.0' in text
-    assert "roskva_connections 1.0" in text
-    assert 'roskva_registrar_total{milestone="handshakes"} 1.0' in text
-    assert 'roskva_publish_milliseconds_bucket{le="+Inf"} 1.0' in text
+    assert f'roskva_updates_total{{gateway="{gateway.name}",milestone="appended"}} 1.0' in text
+    assert f'roskva_connections{{gateway="{gateway.name}"}} 1.0' in text
+    assert f'roskva_registrar_total{{gateway="{gateway.name}",milestone="handshakes"}} 1.0' in text
+    assert f'roskva_publish_milliseconds_bucket{{gateway="{gateway.name}",le="+Inf"}} 1.0' in text
 
 
 async def test_unknown_path_and_method(gateway: Gateway, http: aiohttp.ClientSession) -> None:

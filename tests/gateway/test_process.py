@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,10 +12,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import roskva
 from roskva.keys import administration
 
 PROGRAM = """
@@ -23,7 +27,8 @@ import time
 from pathlib import Path
 from roskva.config import Settings
 from roskva.gateway.service import run
-sys.exit(run(Settings(data=Path(sys.argv[1]), listen=sys.argv[2])))
+told = dict(pair.split("=") for pair in sys.argv[3:])
+sys.exit(run(Settings(data=Path(sys.argv[1]), listen=sys.argv[2], share_port=bool(told), gateway_name=told.get("name", ""))))
 """
 
 
@@ -36,10 +41,10 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def begin(processes: list[subprocess.Popen[str]], data: Path, listen: str = "127.0.0.1:0") -> subprocess.Popen[str]:
+def begin(processes: list[subprocess.Popen[str]], data: Path, listen: str = "127.0.0.1:0", *told: str) -> subprocess.Popen[str]:
     source = Path(__file__).parents[2] / "src"
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(data), listen],
+        [sys.executable, "-c", PROGRAM, str(data), listen, *told],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -104,3 +109,30 @@ def test_two_processes_on_one_data_directory_know_each_other(processes: list[sub
                 counts.append(len(json.load(answer)["members"]))
         time.sleep(0.2)
     assert counts == [2, 2]
+
+
+async def test_two_processes_share_a_port_and_what_one_accepts_clients_of_the_other_hear(
+    processes: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """By the fast path: there is no pipeline. 40 clients: all of them at one of the two, once in 10^11 runs."""
+    url = url_of(begin(processes, tmp_path, "127.0.0.1:0", "name=one"))
+    assert url_of(begin(processes, tmp_path, url.removeprefix("http://"), "name=two")) == url
+
+    def status() -> dict[str, Any]:
+        with urllib.request.urlopen(urllib.request.Request(url + "/v1/status", headers=administration(tmp_path)), timeout=10) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        while len((await asyncio.to_thread(status))["gateways"]) < 2:
+            await asyncio.sleep(0.1)
+        clients = [await stack.enter_async_context(roskva.Client(url, application="demo")) for _ in range(40)]
+        for client in clients:
+            await client.register("hello")
+        while (held := await asyncio.to_thread(status))["pending"]["registrations"] < 40:  # written: the pipeline is to confirm them
+            await asyncio.sleep(0.1)
+        assert all(one["connections"] > 0 and one["sessions"] > 0 for one in held["gateways"].values()), held["gateways"]
+        async with roskva.Publisher(url, application="demo") as publisher:
+            await publisher.publish("hello", 7)
+        for client in clients:
+            assert (await anext(aiter(client))).version == 7

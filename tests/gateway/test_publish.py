@@ -18,8 +18,9 @@ from roskva.feed import UPDATES, Entry, Record, open_feed
 from roskva.feed.lanes import Appended
 from roskva.gateway.publish import Publishing
 from roskva.gateway.service import Gateway
-from roskva.matcher.forms import Form, Malformed, check, extract
-from roskva.model import name_of, object_key, partition_of
+from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
+from roskva.model import PUBLISHED_HEADER, ObjectKey, Stamps, Update, name_of, object_key, partition_of
+from roskva.registrar.trails import Trails
 from roskva.table.files import PartitionFile
 from roskva.table.manifest import Manifest
 from roskva.telemetry.metrics import Metrics
@@ -43,7 +44,7 @@ async def test_one_update_is_in_the_feed_when_it_is_acknowledged(gateway: Gatewa
     assert (status, answer) == (200, {"results": [{"ok": True}]})
     (record,) = records(gateway.settings)
     assert json.loads(record.value) == {"object": "hello", "version": 7, "source": "me"}
-    assert record.headers == b"demo 0 standard"
+    assert Stamp.decode(record.headers)._replace(at=None) == Stamp("demo", 0, form=Form())
     assert record.key == object_key("demo", 0, b"hello")
     assert record.partition == partition_of(record.key, gateway.settings.partitions)
 
@@ -241,6 +242,46 @@ async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: 
     assert [entry.key for entry in feed.appended] == [object_key("demo", 3, b"a"), object_key("demo", 4, b"a")]
 
 
+async def test_one_update_of_a_sampled_request_carries_its_times_and_the_next_requests_do_not(settings: Settings) -> None:
+    feed = FullPartition(4, set())
+    hinted: list[tuple[int, Sequence[Stamps]]] = []
+    trails = Trails(lambda: 2.0)
+
+    def hint(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        hinted.append((len(updates), stamps))
+
+    publishing = Publishing(settings, feed, lambda application: 0, Metrics(), lambda: 1.0, hint, trails)
+    body = b'{"application":"demo","updates":[{"object":"a","version":1},{"object":"b","version":2},{"object":"","version":1}]}'
+    for _ in range(3):
+        assert (await publishing.publish(body, published_us=1_999_000))[0] == 200
+    sampled = [entry for entry in feed.appended if entry.headers == b"demo 0 standard at 2000000 1999000"]
+    assert len(sampled) == 1, "at most so many a second"
+    assert [entry.headers for entry in feed.appended if entry not in sampled] == [b"demo 0 standard"] * 5
+    assert [count for count, _ in hinted] == [2, 2, 2]
+    (stamps,) = [one for _, some in hinted for one in some]
+    assert stamps == Stamps(ObjectKey(sampled[0].key), stamps.version, 1_999_000, 2_000_000, 2_000_000)
+    assert trails.latency.sampled == 1
+
+
+async def test_a_sampled_update_that_is_refused_is_not_measured(settings: Settings) -> None:
+    trails = Trails(lambda: 2.0)
+    publishing = Publishing(settings, FullPartition(4, {0, 1, 2, 3}), lambda application: 0, Metrics(), trails=trails)
+    assert (await publishing.publish(b'{"application":"demo","object":"a","version":1}'))[0] == 503
+    assert trails.latency.sampled == 0
+
+
+async def test_the_first_stamp_is_the_publishers_and_nonsense_is_none(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    for said in ("7", "-7", "x", "9" * 40, ""):
+        body = b'{"application":"demo","object":"a","version":1}'
+        async with http.post(gateway.url + "/v1/publish", data=body, headers={PUBLISHED_HEADER: said}) as answer:
+            assert answer.status == 200
+    first, *later = [Stamp.decode(record.headers).at for record in records(gateway.settings)]
+    assert first is not None, "the first request is sampled"
+    assert first.published_us == 7
+    assert first.received_us > 1e15
+    assert all(at is None or at.published_us == 0 for at in later)
+
+
 async def test_concurrent_publishes_share_their_commits(gateway: Gateway, http: aiohttp.ClientSession) -> None:
     body = {"application": "demo", "updates": [{"object": f"o{number}", "version": number} for number in range(20)]}
     answers = await asyncio.gather(*(post(http, gateway, body) for _ in range(30)))
@@ -266,7 +307,7 @@ async def test_reset_by_another_process_after_the_fsync_appends_again(
     status, _ = await post(http, gateway, {"application": "demo", "object": "a", "version": 1})
     elsewhere.close()
     assert status == 200
-    assert sorted(record.headers for record in records(settings)) == [b"demo 0 standard", b"demo 1 standard"]
+    assert sorted(Stamp.decode(record.headers).epoch or 0 for record in records(settings)) == [0, 1]
     assert {record.key for record in records(settings)} == {object_key("demo", epoch, b"a") for epoch in (0, 1)}
 
 

@@ -47,7 +47,6 @@ class End:
     def __init__(self) -> None:
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.session: object | None = None

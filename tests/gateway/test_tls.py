@@ -276,3 +276,13 @@ async def test_over_tls_a_plain_page_of_the_same_host_is_another_origin(secure: 
         await https.ws_connect(channel_url(secure), origin=secure.url.replace("https", "http"))
     async with https.ws_connect(channel_url(secure), origin=secure.url) as socket:
         assert await handshake(socket)
+
+
+async def test_two_gateways_share_a_port_that_speaks_tls(start: Start, files: Files) -> None:
+    one = await start("left", share_port=True, **files.settings())
+    two = await start("two", share_port=True, **files.settings() | {"listen": one.url.removeprefix("https://")})
+    async with asyncio.timeout(20):
+        while not all(gateway.metrics.connections_opened for gateway in (one, two)):
+            connector = aiohttp.TCPConnector(ssl=files.authority.trusted())
+            async with aiohttp.ClientSession(connector=connector) as fresh, fresh.ws_connect(channel_url(one)) as socket:
+                await handshake(socket)

@@ -111,13 +111,13 @@ async def test_clients_count_as_connections_and_their_errors_are_their_own(start
         for _ in range(3):
             assert await answer("9 {}") == ("9", "unavailable")
         (line,) = gateway.port.lines
-        assert sorted(line._clients) == [7, 8]
+        assert sorted(line.clients) == [7, 8]
         await socket.send_str("7")
         await socket.send_str("7")  # not known any more: nothing happens
         assert await answer('9 {"init":{"nonce":"n","application":"nobody","device":"d"}}') == ("9", "unknown-application")
         for _ in range(9):
             await answer("8 nonsense")
-        assert sorted(line._clients) == [9]  # the tenth in a row
+        assert sorted(line.clients) == [9]  # the tenth in a row
     await until(lambda: not gateway.router.connections)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roskva.matcher.forms import Fields, Form, Malformed, Stamp, check, extract
+from roskva.matcher.forms import SAMPLED, At, Fields, Form, Malformed, Stamp, check, extract, picked
 from roskva.model import Update, object_key
 
 STANDARD = Form()
@@ -108,3 +108,17 @@ def test_the_stamp_of_a_record_reads_back(application: str, epoch: int | None, a
     for form in (Form(), Form("doc.id", "rev", "form"), Form("again", "standard", "1")):
         accepted = Stamp(application, epoch, form=form)
         assert Stamp.decode(accepted.encode()) == accepted
+
+
+@given(st.none() | st.integers(0, 9), st.sampled_from([None, Form(), Form("at", "at", "at"), Form("doc.id", "rev", "s")]), st.booleans())
+def test_the_times_of_a_sampled_record_read_back_and_are_passed_over_by_who_does_not_know_them(
+    epoch: int | None, form: Form | None, again: bool
+) -> None:
+    plain = Stamp("demo", epoch, again=again, since=3 if again else 0, form=None if again else form)
+    sampled = plain._replace(at=At(5, 4))
+    assert Stamp.decode(sampled.encode()) == sampled
+    assert SAMPLED in sampled.encode()
+    assert sampled.encode().startswith(plain.encode()), "what was there before is where it was"
+    assert Stamp.decode(picked(sampled.encode(), 6, 7)) == plain._replace(at=At(5, 4, 6, 7))
+    for unreadable in (b" at", b" at x y", b" at 5 -1", b" at 0 4", b" at 5 " + b"9" * 5_000, b" later words"):
+        assert Stamp.decode((sampled.encode().partition(b" at 5 4")[0]) + unreadable).at is None

@@ -20,7 +20,7 @@ from roskva.feed import open_feed
 from roskva.feed.interface import UPDATES, Entry
 from roskva.keys import load_keys
 from roskva.matcher.forms import Stamp
-from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, object_key, partition_of, rendezvous
+from roskva.model import SETTLED, ClientId, ObjectKey, Propagation, Registration, Stamps, object_key, partition_of, rendezvous
 from roskva.protocol.internal import (
     Challenge,
     Hello,
@@ -61,6 +61,7 @@ class RegistrarStandIn:
         self.settings = settings
         self.judge = judge
         self.told: list[tuple[float, Propagation]] = []
+        self.stamps: list[Stamps] = []
         self.calls = 0
         self.probes = 0
         self.answering = threading.Event()  # cleared: it takes calls and never answers
@@ -117,6 +118,7 @@ class RegistrarStandIn:
                     self.calls += 1
                     now_s = time.time()
                     self.told += [(now_s, told) for told in frame.propagations]
+                    self.stamps += frame.stamps
                     self.answering.wait()
                     connection.sendall(encode_frame(Propagated(frame.call, [self.judge(told) for told in frame.propagations])))
                 elif isinstance(frame, Probe):

@@ -13,10 +13,11 @@ import pytest
 from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
 from roskva.feed import open_feed
-from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, Entry
+from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, UPDATES, Entry
 from roskva.matcher.cells import REG, object_row, read_copies, read_version, registration_cell
 from roskva.matcher.core import collapse, tell_registered
 from roskva.matcher.events import Invalidation, decode_fan_out, decode_update, encode_invalidation, encode_update
+from roskva.matcher.forms import At, Form, Stamp, picked
 from roskva.matcher.scratch import Unwalked, read_cell
 from roskva.model import (
     DROP_COPY,
@@ -117,6 +118,22 @@ def test_everyone_is_told_page_by_page_but_the_source(
     assert sorted(t.client for _, t in registrar.told) == [client for client in CLIENTS if client != "c03"]
     assert registrar.versions(large) == [7] * 24
     assert (counts.fan_outs, counts.propagations, registrar.calls) == (1, 24, 1 + 3)
+
+
+def test_the_stamps_of_a_sampled_update_go_through_the_second_query_with_some_of_its_pages(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows, large: ObjectKey
+) -> None:
+    sampled = Stamp("demo", 0, form=Form(), at=At(5, 4)).encode()
+    Task(connected).run([rows.row(UPDATES, large, picked(sampled, 6, 7), b'{"object":"large","version":7}')])
+    feed = open_feed(connected.settings)
+    (record,) = [record for p in range(feed.partitions) for record in feed.read(FAN_OUTS, p, 0, 10)]
+    FanOut(connected).run([Origin(FAN_OUTS, 0, 0, 1, 1000, picked(record.headers, 8, 9), record.value)])
+    assert registrar.calls == 1 + 3, "three pages"
+    first, second = registrar.stamps
+    assert (first.object, first.version, first.published_us, first.received_us) == (large, 7, 4, 5)
+    assert (first.picked_us, first.read_us, first.fanned_out) == (8, 9, True), "by the second query"
+    assert first.bridged_us <= first.matched_us
+    assert (second.received_us, second.picked_us, second.matched_us) == (5, 0, 0), "the hops are told once"
 
 
 def test_updates_that_meet_are_told_once_and_as_the_row_has_it(

@@ -16,7 +16,7 @@ from roskva.feed import open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES
 from roskva.matcher.cells import object_row, read_copies, read_version
 from roskva.matcher.core import match
-from roskva.matcher.forms import Form, Stamp
+from roskva.matcher.forms import At, Form, Stamp, picked
 from roskva.model import (
     DROP_COPY,
     OUTCOME_COVERED,
@@ -285,3 +285,22 @@ def test_the_task_yields_one_row_of_counts(settings: Settings, registrar: Regist
     assert result[0].schema.names == list(COUNTS)
     assert result[0].to_pylist()[0]["updates"] == 2
     assert list(MatchTask(settings)(iter([]))) == []
+
+
+def test_the_stamps_of_a_sampled_update_go_along_with_what_is_told_of_it(
+    connected: Connections, registrar: RegistrarStandIn, rows: Rows
+) -> None:
+    def sampled(name: str, version: int) -> tuple[Any, ...]:
+        value = f'{{"object":"{name}","version":{version}}}'.encode()
+        headers = Stamp("demo", 0, form=Form(), at=At(5, 4)).encode()
+        return rows.row(UPDATES, key_of(name), picked(headers, 6, 7), value, (name.encode(), str(version).encode(), None, "STRING,BIGINT"))
+
+    registered = [rows.registration("c1", name, 1) for name in ("x", "y", "z")]
+    run(connected, *registered)
+    assert registrar.stamps == []
+    run(connected, sampled("x", 3), rows.update("y", 4), sampled("z", 1), rows.update("z", 2))
+    (found,) = registrar.stamps
+    assert found[:6] == (key_of("x"), 3, 4, 5, 0, 6), "of z a later version was told"
+    assert found.read_us == 7
+    assert found.bridged_us <= found.matched_us
+    assert found.told_us == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,22 @@ def test_the_source_reads_each_record_once_in_bounded_batches(reader: FeedReader
     second = reader.latestOffset(first, None)  # type: ignore[arg-type]
     assert read_all(reader, first, second) == [("updates", 2, 3), ("updates", 2, 4)]
     assert reader.latestOffset(second, None) == second, "nothing new: Spark starts no batch"  # type: ignore[arg-type]
+
+
+def test_batches_that_may_wait_gather_what_comes_meanwhile(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, batch_delay_ms=900)
+    reader = FeedSource(options(settings, MATCHING)).streamReader(None)  # type: ignore[arg-type]
+    name = name_in_partition(2)
+    publish(settings, name, 0)
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, None)  # type: ignore[arg-type]
+    assert read_all(reader, start, first) == [("updates", 2, 0)], "after a pause at once"
+    publish(settings, name, 1)
+    later = threading.Timer(0.05, publish, (settings, name, 2))
+    later.start()
+    second = reader.latestOffset(first, None)  # type: ignore[arg-type]
+    later.join()
+    assert read_all(reader, first, second) == [("updates", 2, 1), ("updates", 2, 2)]
 
 
 def test_the_source_commits_what_spark_has_processed(reader: FeedReader, tmp_path: Path) -> None:

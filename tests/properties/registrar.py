@@ -243,20 +243,21 @@ class RegistrarShell:
         channel.send(encode(ServerMessage(token=token, start_anew=StartAnew(code=code, keep=keep))))
 
     def _leave(self, session: Session) -> None:
-        session.outstanding.clear()
+        session.begin().outstanding.clear()
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
 
     def _heard(self, session: Session, message: ClientMessage) -> None:
-        now_s = session.heard_s = self.clock()
+        now_s = self.clock()
+        session.heard(now_s)
         if message.acks:
             self.acknowledge(session, message.acks)
         if message.register or message.unregister or message.sync is not None:
             self._operate(session, message)
             return
         differ = message.summary is not None and message.summary != session.summary
-        if differ and session.pending == 0 and now_s - session.hinted_s >= SYNC_HINT_S:
-            session.hinted_s = now_s
+        if differ and session.pending == 0 and now_s - session.busy.hinted_s >= SYNC_HINT_S:
+            session.begin().hinted_s = now_s
             self._speak(session, sync_request=SyncRequest())
         elif not message.acks:
             self._speak(session)
@@ -409,7 +410,7 @@ class RegistrarShell:
         name = (key, version is None)
         entry = session.outstanding.get(name)
         if entry is None or entry.seqno != seqno:
-            entry = session.outstanding[name] = Outstanding(key, seqno, version)
+            entry = session.begin().outstanding[name] = Outstanding(key, seqno, version)
         return entry
 
     def _sent(self, session: Session, entry: Outstanding) -> None:

@@ -188,7 +188,7 @@ class Hall:
     def session(self, number: int, waiting: int = 1) -> Session:
         client = ClientId(f"c{number}")
         session = Session(client, 0, "demo", "d1", DEMO, "", 1, _Deaf())
-        session.heard_s = self.now_s
+        session.heard(self.now_s)
         keys = [object_key("demo", 0, b"%d/%d" % (number, one)) for one in range(waiting)]
         cells = [(Cell(REG + key, 1, REGISTERED), log_cell(key, 1, 7, WAITING)) for key in keys]
         self.rows[session] = ClientRow(client, [cell for both in cells for cell in both])
@@ -204,7 +204,7 @@ class Hall:
         return drained
 
     def acknowledge_all(self, session: Session) -> None:
-        session.heard_s = self.now_s
+        session.heard(self.now_s)
         for name in list(session.outstanding):
             self.memory.remove(session, name).release()
         self.rows[session] = ClientRow(session.client)
@@ -260,7 +260,8 @@ def test_who_answers_keeps_its_place_however_long_it_takes() -> None:
             hall.round()
         name = next(iter(steady.outstanding))
         hall.memory.remove(steady, name).release()
-        steady.awaited_s = steady.heard_s = hall.now_s
+        steady.busy.awaited_s = hall.now_s
+        steady.heard(hall.now_s)
     assert hall.counters.let_go == 0
 
 
@@ -299,7 +300,7 @@ def test_ten_thousand_silent_clients_have_their_turns_and_leave_half_of_the_room
     assert sum(hall.told[session] > before[session] for session in silent) == count, "and told again, in its turn"
     late = Random(1).sample(silent, 500)  # they are back
     for session in late:
-        session.heard_s = hall.now_s
+        session.heard(hall.now_s)
     hall.round()
     assert all(session.outstanding for session in late), "before all that are silent"
     for session in late:

@@ -13,8 +13,6 @@ from roskva.config import Settings
 from roskva.model import OUTCOME_UNREGISTERED, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, ObjectKey, Registration, Update
 from roskva.protocol.messages import Ack, ClientMessage, Unregister
 from roskva.registrar.cells import Pending, registration_cells, seqno_cell
-from roskva.registrar.fast import Followers
-from roskva.registrar.sessions import Session
 from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
 
 
@@ -52,6 +50,23 @@ async def test_who_is_online_hears_at_once_and_the_pipeline_adds_nothing(place: 
     assert place.registrar.counters.stored == writes
     assert not place.row(token).waits
     assert place.registrar.counters.sent_at_once == 1
+
+
+async def test_for_what_was_acknowledged_no_row_is_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    await asyncio.sleep(0.05)
+    place.registrar.rows.drop_all()
+
+    async def no_row(*_: object, **__: object) -> None:
+        raise AssertionError("the row was asked for")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place.registrar.rows, "get_many", no_row)
+        assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+        with pytest.raises(AssertionError):
+            await place.registrar.propagate([told(event, OUTCOME_UPDATE, 8)])
 
 
 async def test_what_is_not_acknowledged_the_pipeline_makes_durable(place: Place) -> None:
@@ -179,23 +194,3 @@ async def test_it_can_be_switched_off(tmp_path: Path) -> None:
         channel, _, event = await following(place)
         place.registrar.fast.updated([Update(event.object, 7, "")])
         assert versions(channel) == ["1"]
-
-
-class TestFollowers:
-    @pytest.mark.parametrize("count", [1, 8, 9, 40])
-    def test_they_come_and_go(self, count: int) -> None:
-        followers = Followers(ObjectKey(b"x"))
-        sessions = [_session(one) for one in range(count)]
-        for seqno, session in enumerate(sessions):
-            followers.set(session, seqno)
-            followers.set(session, seqno + 100)
-        assert dict(followers.items()) == {session: seqno + 100 for seqno, session in enumerate(sessions)}
-        for session in sessions[1:]:
-            followers.remove(session)
-            followers.remove(session)
-        assert [session for session, _ in followers.items()] == sessions[:1]
-        assert len(followers) == 1
-
-
-def _session(number: int) -> Session:
-    return object.__new__(Session)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import Any
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from roskva.config import ApplicationSettings
+from roskva.gateway.routing import Connection
 from roskva.gateway.service import Gateway
 from roskva.gateway.websocket import WebSocketConnection
 from tests.gateway.conftest import Start
@@ -21,6 +26,9 @@ from tests.security.test_connections import served_meanwhile
 INIT: dict[str, Any] = {"nonce": "n", "application": "demo", "device": "d"}
 # A message that is answered, and costs nothing.
 NOTHING = b'{"token":""}'
+ROOT = Path(__file__).parents[2]
+MILLION = 1_000_000
+FLOOD = 200_000
 
 
 def demo(**changes: Any) -> dict[str, ApplicationSettings]:
@@ -41,6 +49,32 @@ async def test_handshakes_of_one_address(start: Start, http: aiohttp.ClientSessi
             assert (await hear(another))["error"]["code"] == "rate-limited"
         assert gateway.metrics.limited_handshakes == 2
         assert gateway.registrar.counters.handshakes == 3  # of the other client, and the two: nothing was done for the rest
+
+
+@pytest.mark.timeout(240)
+async def test_a_million_handshakes_of_one_address(start: Start, http: aiohttp.ClientSession) -> None:
+    """By a process of its own, which waits for each answer: all are refused one by one, and nothing is kept of them."""
+    gateway = await start(handshakes_per_address_per_s=1.0)  # twenty at once
+    place = gateway.url.removeprefix("http://")
+    command = (sys.executable, "-m", "bench.hostile", "handshakes", place, "180", "--count", str(MILLION), "--nice")
+    before_bytes = resident_bytes()
+    async with served_meanwhile(gateway, http):
+        attacker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            told, _ = await attacker.communicate()
+        finally:
+            if attacker.returncode is None:
+                attacker.kill()
+        did = json.loads(told)["did"]
+        assert did["handshakes: granted"] + did["handshakes: rate-limited"] == MILLION
+        assert did["handshakes: granted"] < 500
+        assert gateway.metrics.limited_handshakes == did["handshakes: rate-limited"]
+        assert gateway.registrar.counters.handshakes == did["handshakes: granted"] + 1  # of the client that is served meanwhile
+    assert resident_bytes() - before_bytes < 50_000_000
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def test_messages_of_one_connection(start: Start, http: aiohttp.ClientSession) -> None:
@@ -69,6 +103,44 @@ async def test_messages_of_one_connection(start: Start, http: aiohttp.ClientSess
         assert 1 <= rest.count(b'"code":"rate-limited"') <= 10  # told, but not every time
         assert connection not in gateway.router.connections.values()
         await raw.close()
+
+
+async def test_one_who_says_much_is_read_in_turns_with_all_others_and_fills_no_larger_buffer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """picows doubles a buffer that was filled: small messages made it megabytes, all of them read before anybody else was."""
+    gateway = await start(applications=demo(messages_per_s_max=1e6))
+    raw = await connect_from(gateway)
+    await raw.send(UPGRADE)
+    await raw.read_head()
+    (connection,) = gateway.router.connections.values()
+    assert isinstance(connection, WebSocketConnection)
+    assert connection._transport is not None
+    protocol = cast(asyncio.BufferedProtocol, connection._transport.underlying_transport.get_protocol())
+    heard = most = largest = 0
+    spoke = gateway.port.admission.spoke
+
+    def counted(who: Connection) -> bool:
+        nonlocal heard
+        heard += 1
+        return spoke(who)
+
+    monkeypatch.setattr(gateway.port.admission, "spoke", counted)
+    pong = frame(10, b"")  # nobody answers that
+    flooding = asyncio.create_task(raw.send(pong * FLOOD))
+    async with asyncio.timeout(30):
+        while heard < FLOOD:
+            before = heard
+            await asyncio.sleep(0)
+            most = max(most, heard - before)
+            largest = max(largest, memoryview(protocol.get_buffer(-1)).nbytes)
+    await flooding
+    assert largest < 32_000
+    assert most * len(pong) < 64_000
+    await raw.send(frame(1, b'{"token":"' + b"x" * 900_000 + b'"}'))  # one that is large has room all the same
+    async with asyncio.timeout(10):
+        await raw.reader.readuntil(b"malformed-message")
+    await raw.close()
 
 
 async def test_a_flood_of_pings_is_counted_as_messages(start: Start, http: aiohttp.ClientSession) -> None:

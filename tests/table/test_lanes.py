@@ -13,7 +13,7 @@ import pytest
 from roskva.errors import Overloaded, PartitionUnavailable, Unavailable
 from roskva.table import SqliteTable
 from roskva.table.interface import Cell, Mutation, Row, RowKey
-from roskva.table.lanes import QUEUED_CELLS_MAX, TableLanes
+from roskva.table.lanes import QUEUED_CELLS_MAX, Lane, TableLanes
 from roskva.table.manifest import Manifest
 
 
@@ -215,3 +215,23 @@ async def test_incarnations_are_looked_up_off_the_loop_once_for_all_who_ask(tabl
     assert all(isinstance(outcome, PartitionUnavailable) for outcome in outcomes[1::2])
     assert len(asked) == 2
     await lanes.close()
+
+
+async def test_what_comes_while_a_lane_rests_goes_together_and_what_comes_after_it_at_once() -> None:
+    batches: list[list[int]] = []
+
+    def work(items: list[int]) -> list[int | Exception]:
+        batches.append(items)
+        return list(items)
+
+    lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=0.3)
+    assert await lane.submit(1, 1) == 1
+    waiting = []
+    for item in (2, 3, 4):
+        waiting.append(lane.submit(item, 1))
+        await asyncio.sleep(0.001)
+    assert await asyncio.gather(*waiting) == [2, 3, 4]
+    last = lane.submit(5, 1)
+    await lane.close()
+    assert await last == 5, "to close waits for what was asked for"
+    assert batches == [[1], [2, 3, 4], [5]]

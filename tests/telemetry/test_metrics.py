@@ -9,9 +9,9 @@ from roskva.telemetry.metrics import Histogram, Metrics, registry_of
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = generate_latest(registry_of(metrics, lambda: [("sent", 5)], lambda: [("sessions", 3)])).decode()
+    text = generate_latest(registry_of(metrics, "one", lambda: [("sent", 5)], lambda: [("sessions", 3)])).decode()
     return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        (sample.name, tuple(sorted(sample.labels.items() - {("gateway", "one")}))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

@@ -70,7 +70,7 @@ async def test_trap_27_nobody_waits_for_a_client_that_is_known_to_be_slow(settin
         acknowledging(place, prompt, tokens["prompt"])
         events = [await place.register(channel, tokens[name], name) for name, channel in (("slow", slow), ("prompt", prompt))]
         event_of = {event.device: event for event in (*events, *place.events())}
-        place.registrar.sessions[place.client(tokens["slow"])].answer_ms = 60_000.0  # as it usually answered
+        place.registrar.sessions[place.client(tokens["slow"])].answer_ms = 60_000  # as it usually answered
         async with asyncio.timeout(10):
             assert await place.registrar.propagate([told(event_of[name], OUTCOME_UPDATE, 7) for name in tokens]) == [SETTLED] * 2
         assert any(message.notify for message in slow.received), "it is sent like any other"

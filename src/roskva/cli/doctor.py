@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from roskva.address import bound_socket
+from roskva.cli.gateways import gateway_count, gateways_of, machine_memory_bytes, memory_bytes_max
 from roskva.cli.http import get_json
 from roskva.cli.up import public_url
 from roskva.config import Settings
@@ -243,6 +244,24 @@ def check_space(settings: Settings) -> Check:
     return Check("disk space", OK, shown)
 
 
+def check_gateways(settings: Settings) -> Check:
+    """Whether as many as would run have cores and memory, and a port each for internal calls."""
+    count, cores = gateway_count(settings), len(os.sched_getaffinity(0))
+    shown = f"{count} on {cores} cores"
+    try:
+        gateways_of(settings)
+    except InvalidSetting as error:
+        return Check("gateways", FAIL, error.what, "Set internal_listen to a lower port, or to port 0.")
+    if count > cores:
+        fix = f"Each uses one core: set gateways = {max(1, cores // 2)}, or leave it out."
+        return Check("gateways", WARN, f"{shown}, more than can run at a time", fix)
+    wanted, there = count * memory_bytes_max(settings, count), machine_memory_bytes()
+    if wanted > there:
+        fix = "Lower gateway_memory_bytes_max, which is for each of them, or gateways."
+        return Check("gateways", WARN, f"{shown} may use {wanted >> 20:,} MiB of memory, the machine has {there >> 20:,}", fix)
+    return Check("gateways", OK, shown)
+
+
 def check_files(settings: Settings) -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= settings.connections_max + 500:
@@ -274,5 +293,6 @@ CHECKS: Final[tuple[Callable[[Settings], Check], ...]] = (
     check_manifest,
     check_sync,
     check_space,
+    check_gateways,
     check_files,
 )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from roskva.errors import BadRequest, RoskvaError, ServiceUnreachable, Unavailable
 
+DOOR: Final = "door"  # in place of http, of the URL of a gateway's own door: door:///data/run/gateway-1.sock
 _NO_KEY: Final[Mapping[str, str]] = {}
 # Local services are asked directly: a proxy of the environment is for the world outside.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -72,21 +75,23 @@ def _object_in(body: bytes) -> dict[str, Any]:
 class Conversation:
     """Many small requests over one connection: when thousands of clients connect at once, each new one waits behind all of them.
 
-    With a gateway that the caller itself has started on this machine: its certificate, which names a host of the world outside, is not
-    looked at.
+    With a gateway that the caller itself has started on this machine, by an address or by its door: its certificate, which names a host of
+    the world outside, is not looked at.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urllib.parse.urlsplit(url)
-        assert parts.hostname is not None
         self._url = url
         self._connection: http.client.HTTPConnection
+        if parts.scheme == DOOR:
+            self._connection = _DoorConnection(Path(urllib.parse.unquote(parts.path)), timeout_s)
+            return
         if parts.scheme == "https":
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            self._connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+            self._connection = http.client.HTTPSConnection(str(parts.hostname), parts.port, timeout=timeout_s, context=context)
         else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+            self._connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=timeout_s)
 
     def get_json(self, path: str, shown: Mapping[str, str] = _NO_KEY) -> dict[str, Any]:
         """As the function of that name. After an error the next call connects anew."""
@@ -103,6 +108,22 @@ class Conversation:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class _DoorConnection(http.client.HTTPConnection):
+    """To a Unix socket in a folder that may lie deep."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("gateway", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        from roskva.gateway.sharing import folder_path
+
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        with folder_path(self._path.parent) as folder:
+            self.sock.connect(f"{folder}/{self._path.name}")
 
 
 def _refusal(url: str, status: int, body: bytes) -> RoskvaError:

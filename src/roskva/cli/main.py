@@ -85,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_user(commands)
     _add_conformance(commands)
     _add_simulate(commands)
+    _add_load(commands)
     return parser
 
 
@@ -110,7 +111,12 @@ def _add(commands: Any, name: str, action: Callable[[argparse.Namespace], int], 
 def _add_service_commands(commands: Any) -> None:
     up = _add(commands, "up", _up, "run the whole service on this machine until Ctrl-C", _UP_MORE)
     up.add_argument("--open", action="store_true", help="open the demo page in a browser when the service is ready")
+    gateways = "gateways on the public port (default: one for every two cores, at least one)"
+    up.add_argument("--gateways", metavar="N", help=gateways)
     gateway = _add(commands, "gateway", _gateway, "run one gateway: the port for clients and publishers", _PART_MORE)
+    name = "how it is called in status and metrics; of two with one name the second is refused (default: an id of its own)"
+    gateway.add_argument("--name", dest="gateway_name", metavar="NAME", help=name)
+    gateway.add_argument("--share-port", action="store_true", help="listen beside other gateways on the same data directory")
     pipeline = _add(commands, "pipeline", _pipeline, "run the pipeline: the Spark queries from feed to Registrars", _PART_MORE)
     doctor = _add(commands, "doctor", _doctor, "check this machine and say how to fix what is wrong", _DOCTOR_MORE)
     doctor.add_argument("--json", action="store_true", help="print a list of checks as JSON")
@@ -160,6 +166,9 @@ def _add_talking_commands(commands: Any) -> None:
     reset = _add(commands, "reset", _reset, "let an application's versions begin anew, lower ones included", _RESET_MORE)
     reset.add_argument("application", metavar="APPLICATION")
     status = _add(commands, "status", _status, "show who is connected, and how the pipeline does", _STATUS_MORE)
+    times = _add(commands, "latency", _latency, "show how long updates take to reach clients, and where the time goes", _LATENCY_MORE)
+    watch_help = "show it again every so many seconds (default: 2), of what came since the command began, until Ctrl-C"
+    times.add_argument("--watch", metavar="SECONDS", type=_positive(float), nargs="?", const=2.0, help=watch_help)
     look = _add(commands, "inspect", _inspect, "look at one client or one object", _INSPECT_MORE)
     look.add_argument("what", choices=("client", "object"))
     look.add_argument("name", metavar="NAME", help="the client's id, or APPLICATION/NAME of the object")
@@ -167,9 +176,9 @@ def _add_talking_commands(commands: Any) -> None:
     letters = _add(commands, "dead-letters", _dead_letters, "print the updates that could not be understood", _LETTERS_MORE)
     letters.add_argument("--follow", action="store_true", help="go on and print new ones as they come")
     letters.add_argument("--limit", metavar="N", type=_positive(int), default=1_000, help="at most so many (default: 1000)")
-    for parser in (publish, status, look, letters, invalidate, reset):
+    for parser in (publish, status, times, look, letters, invalidate, reset):
         parser.add_argument("--data", metavar="DIR", help=_DATA_FOR_KEY)
-    for parser in (publish, watch, status, look, letters, invalidate, reset):
+    for parser in (publish, watch, status, times, look, letters, invalidate, reset):
         _add_url(parser)
 
 
@@ -261,6 +270,40 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--json", action="store_true", help="print a JSON object")
 
 
+def _add_load(commands: Any) -> None:
+    load = _add(commands, "load", _load, "simulate many clients and publishes against a service of your own", _LOAD_MORE)
+    number, seconds = _positive(int), _positive(float)
+    load.add_argument("--clients", metavar="N", type=number, default=1_000, help="simulated clients (default: 1000)")
+    load.add_argument("--registrations", metavar="N", type=number, default=5, help="of each client, up to 256 (default: 5)")
+    load.add_argument("--objects", metavar="N", type=number, help="objects in all (default: one for each registration)")
+    load.add_argument("--fan-out", metavar="N", type=number, help="or: clients for each object (default: 1)")
+    load.add_argument(
+        "--arrivals-per-s", metavar="N", type=seconds, default=1_000.0, help="clients that arrive in a second (default: 1000)"
+    )
+    load.add_argument("--heartbeat-s", metavar="S", type=seconds, help="of each silent client (default: as the service wishes)")
+    load.add_argument("--update-every-s", metavar="S", type=seconds, help="each client in sync has one of its objects published so often")
+    load.add_argument("--rate", metavar="N", type=seconds, help="or: publishes a second, from when all clients are in sync")
+    load.add_argument("--batch", metavar="N", type=number, default=1, help="updates in one publish request (default: 1)")
+    load.add_argument("--seconds", metavar="S", type=seconds, help="end so long after all clients are in sync (default: at Ctrl-C)")
+    load.add_argument("--lines", metavar="N", type=number, default=4, help="trusted connections of each process (default: 4)")
+    load.add_argument("--processes", metavar="N", type=number, default=1, help="that simulate clients, a part each (default: 1)")
+    load.add_argument("--drop", metavar="PART", type=float, default=0.0, help="part of the messages that is lost, either way: 0.01 is 1 %%")
+    load.add_argument("--state", metavar="FILE", type=Path, help="keep the clients' tokens there, and return with the same ids")
+    load.add_argument("--resume", action="store_true", help="with --state: go on with the kept sessions, as after a broken connection")
+    load.add_argument("--application", metavar="NAME", default="demo", help="whose clients they are (default: demo)")
+    load.add_argument("--prefix", metavar="TEXT", default="load", help="begins the names of objects and devices (default: load)")
+    key = "the key `trusted` of the service's keys.json, or @FILE with it (default: ROSKVA_TRUSTED_KEY, or that of --data); "
+    load.add_argument("--key", metavar="KEY|@FILE", default=os.environ.get("ROSKVA_TRUSTED_KEY", ""), help=key + _SEEN_BY_OTHERS)
+    load.add_argument(
+        "--publish-key",
+        metavar="KEY|@FILE",
+        default=os.environ.get("ROSKVA_PUBLISH_KEY", ""),
+        help="a publish key of the application, if it has any (default: ROSKVA_PUBLISH_KEY)",
+    )
+    load.add_argument("--data", metavar="DIR", help="the service's data directory, for the key (default: as `up` has it)")
+    _add_url(load)
+
+
 def _positive(kind: type[int | float]) -> Callable[[str], float]:
     def convert(text: str) -> float:
         value = kind(text)
@@ -290,9 +333,10 @@ def _check_exposure(settings: Settings) -> None:
 def _gateway(arguments: argparse.Namespace) -> int:
     settings = _begin(arguments)
     _check_exposure(settings)
+    from roskva.cli.gateways import MEMBER
     from roskva.gateway.service import run
 
-    return run(settings, sources_of(arguments))
+    return run(settings, sources_of(arguments), os.environ.get(MEMBER, ""))
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:
@@ -364,6 +408,12 @@ def _status(arguments: argparse.Namespace) -> int:
     return status(arguments)
 
 
+def _latency(arguments: argparse.Namespace) -> int:
+    from roskva.cli.latency import latency
+
+    return latency(arguments)
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
     from roskva.cli.inspect import inspect
 
@@ -408,6 +458,25 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return simulate(arguments)
 
 
+def _load(arguments: argparse.Namespace) -> int:
+    from roskva.cli.load import load
+
+    return load(arguments)
+
+
+_LOAD_MORE: Final = """\
+For whoever runs a service and wants to know what it bears: it shows the key of trusted servers, which only an operator has, and it loads
+the service with all that is asked for. Never aim it at a service of somebody else. Its clients speak the real protocol over the trusted
+channel: they handshake, register, acknowledge, heartbeat and repeat. Versions are microseconds since 1970, so the latency is that from when
+a publish was due to when a client was told. The service must allow so many clients: see `connections_max`. Ctrl-C ends it with what was
+measured; a second one at once. The exit status is 1 if not all clients were in sync at the end, or one was not told of an accepted version.
+
+examples:
+  roskva load --clients 1000 --rate 200 --fan-out 5 --seconds 30
+  roskva load --clients 100000 --update-every-s 480 --state crowd.state
+  roskva load --clients 100000 --update-every-s 480 --state crowd.state --resume --arrivals-per-s 3000
+  roskva load --clients 1000 --rate 100 --drop 0.01 --seconds 60 --json"""
+
 _SIMULATE_MORE: Final = """\
 The real client, Registrar, Matcher and pipeline tasks in one process, on virtual time, with faults of every kind drawn from the seed;
 then the faults stop, and every promise is checked. The same seed is the same world. Exit status 1 if any failed.
@@ -430,19 +499,20 @@ examples:
   roskva conformance --list"""
 
 _UP_MORE: Final = """\
-Starts the gateway and the pipeline, shows each step with its time, and then the address of the demo page. What dies or stops
-making progress is started again. Logs are in DIR/log. One `up` per data directory.
+Starts gateways, which share the public port, and the pipeline, shows each step with its time, and then the address of the demo page.
+What dies or stops making progress is started again. Logs are in DIR/log. One `up` per data directory.
 
 examples:
   roskva up
   roskva up --data /var/lib/roskva --listen 10.0.0.7:8470    (refused while applications are open to anybody)
-  roskva up --set pipeline_cores=4 --open"""
+  roskva up --gateways 4 --set pipeline_cores=4 --open"""
 
 _PART_MORE: Final = """\
 `roskva up` runs both parts together; run them one by one under a supervisor of your own. SIGTERM stops it cleanly.
 
 examples:
   roskva gateway --data /var/lib/roskva --listen 127.0.0.1:8471
+  roskva gateway --data /var/lib/roskva --listen 127.0.0.1:8471 --share-port --name second
   roskva pipeline --data /var/lib/roskva"""
 
 _DOCTOR_MORE: Final = """\
@@ -536,9 +606,19 @@ examples:
   roskva status
   roskva status --json --url http://gateway-1:8470"""
 
+_LATENCY_MORE: Final = """\
+Of updates that the service samples (setting stamps_per_s), over all gateways that answer: from the receipt to the first attempt to send,
+and apart from it to the client's acknowledgement, by the fast path and through the pipeline; then what each hop adds. A value is known to
+a sixteenth. Without --watch it is of all since the gateways started.
+
+examples:
+  roskva latency
+  roskva latency --watch
+  roskva latency --json --url http://gateway-1:8470"""
+
 _INSPECT_MORE: Final = """\
 A client: its session, whether it is online, what it registered, what is on its way, and what it has not acknowledged, since when.
-Whether it is online is known to the gateway that owns it; the answer says which. An object: its version, and who has not acknowledged
+The gateway that owns it says so; the answer says which that is. An object: its version, and who has not acknowledged
 it. An id that begins with - is written after --.
 
 examples:

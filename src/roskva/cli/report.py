@@ -1,4 +1,6 @@
-"""What /v1/status says about the pipeline, read tolerantly: a command may be older or newer than the service that it asks."""
+"""What /v1/status, or a gateway at its door, says about the pipeline, read tolerantly: a command may be older or newer than the service
+that it asks.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from roskva.config import FILE_NAME, Settings, Sources
 from roskva.errors import BadRequest, InvalidSetting, RoskvaError
 
 ADMIN_KEY: Final = "ROSKVA_ADMIN_KEY"
-_FLAGS: Final = ("data", "listen")
+_FLAGS: Final = ("data", "listen", "gateways", "gateway_name")
+_SWITCHES: Final = ("insecure", "share_port")
 
 
 def sources_of(arguments: argparse.Namespace) -> Sources:
@@ -29,8 +30,7 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
         if not equals:
             raise InvalidSetting(f"--set {pair!r} is not of the form NAME=VALUE.")
         flags[name] = value
-    if getattr(arguments, "insecure", False):
-        flags["insecure"] = "true"
+    flags |= {name: "true" for name in _SWITCHES if getattr(arguments, name, False)}
     return flags | {name: value for name in _FLAGS if (value := getattr(arguments, name, None)) is not None}
 
 

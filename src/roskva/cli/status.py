@@ -34,6 +34,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     lines = [
         f"version    {answer.get('version', '?')}",
         f"gateways   {len(members)}: {', '.join(_member(member) for member in members)}",
+        *_held_lines(answer),
         f"sessions   {answer.get('sessions', 0):,}",
         *_unfinished_lines(answer),
         f"pipeline   {_pipeline(report)}",
@@ -44,6 +45,15 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     lines.extend(f"  feed     {topic}: {_plain(what)}" for topic, what in sorted(_mapping(answer.get("feed")).items()))
     lines.extend(f"sweep      {name}: {_sweep(what)}" for name, what in sorted(_mapping(answer.get("sweeps")).items()))
     return lines
+
+
+def _held_lines(answer: Mapping[str, Any]) -> list[str]:
+    """What each of several gateways holds."""
+    gateways = _mapping(answer.get("gateways"))
+    if len(gateways) < 2:
+        return []
+    held = ((name, _mapping(what)) for name, what in sorted(gateways.items()))
+    return [f"  {name}: {what.get('connections', 0):,} connections, {what.get('sessions', 0):,} sessions" for name, what in held]
 
 
 def _unfinished_lines(answer: Mapping[str, Any]) -> list[str]:
@@ -83,7 +93,8 @@ def _member(member: Any) -> str:
         return str(member)
     name = member.get("name") or member.get("member") or member.get("id") or "?"
     address = member.get("address") or member.get("url")
-    return f"{name} at {address}" if address else str(name)
+    silent = " (does not answer: what it holds is not counted)" if member.get("answers") is False else ""
+    return (f"{name} at {address}" if address else str(name)) + silent
 
 
 def _sweep(what: Any) -> str:

@@ -132,8 +132,18 @@ class LogFile:
 class Child:
     """One process of the service: started, watched, restarted with back-off, ended with everything that it started."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], run: str, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        run: str,
+        log: Path,
+        told: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`told`: further variables of the environment, asked for at each start."""
         self.name = name
+        self._told = told
         self.run = f"{run}/{name}"
         self.log = LogFile(log)
         self.starts = 0
@@ -151,7 +161,7 @@ class Child:
             self.log.rotate()
             private_directory(self.log.path.parent)
             with self.log.path.open("ab") as file:
-                self.process = processes.start(self._command, self._environment, self.run, file)
+                self.process = processes.start(self._command, {**self._environment, **self._told()}, self.run, file)
         except OSError as error:
             return str(error)
         return ""
@@ -162,6 +172,11 @@ class Child:
     def ended(self) -> int | None:
         """The exit status, if it has ended by itself."""
         return None if self.process is None else self.process.poll()
+
+    def ask_to_end(self) -> None:
+        """Without waiting for it."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
 
     def end(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Leaves nothing of it running. Also after it died: what it had started may live on."""
@@ -184,23 +199,17 @@ class Child:
 
 
 class Watch(threading.Thread):
-    """Asks the gateway every second how it is, beside the supervisor's loop, which must never wait for an answer.
+    """Asks one gateway every second how it is, beside the supervisor's loop, which must never wait for an answer.
 
-    Over one connection, and with patience: a gateway that works off ten thousand connects is busy and must not be ended for it.
+    At its own door, since on the public port any of several may answer. Over one connection, and with patience: a gateway that works off
+    ten thousand connects is busy and must not be ended for it.
     """
 
-    def __init__(
-        self,
-        url: str,
-        shown: Callable[[], Mapping[str, str]] = dict,
-        interval_s: float = 1.0,
-        timeout_s: float = GATEWAY_SILENCE_S,
-    ) -> None:
+    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = GATEWAY_SILENCE_S) -> None:
         super().__init__(name="watch", daemon=True)
         self.answered = 0.0  # when /healthz last answered, by time.monotonic
         self.pipeline: PipelineReport | None = None  # its last report; None: no report at the last look
         self._gateway, self._interval_s = Conversation(url, timeout_s), interval_s
-        self._shown = shown  # the header with the operators' key, which the gateway makes at its first start
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -208,7 +217,7 @@ class Watch(threading.Thread):
             try:
                 self._gateway.get_json("/healthz")
                 self.answered = time.monotonic()
-                self.pipeline = pipeline_report(self._gateway.get_json("/v1/status", self._shown()))
+                self.pipeline = pipeline_report(self._gateway.get_json("/pipeline"))
             except RoskvaError:
                 self.pipeline = None
             except Exception:

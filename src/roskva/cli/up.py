@@ -1,7 +1,8 @@
-"""`roskva up`: gateway and pipeline together on this machine, on the embedded engines, until Ctrl-C.
+"""`roskva up`: gateways and pipeline together on this machine, on the embedded engines, until Ctrl-C.
 
 Shows each step of the start with its time, then where to go. One `up` per data directory (a lock file); what a predecessor that
-was killed left running is ended first. See supervise.py for when a process is restarted, processes.py for how it is ended.
+was killed left running is ended first. It holds the public port, on which all its gateways listen (gateway/sharing.py). See gateways.py
+for how many those are, supervise.py for when a process is restarted, processes.py for how it is ended.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ import shutil
 import signal
 import sys
 import time
+import urllib.parse
 import uuid
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
-from roskva.address import address_of, bound_socket, host_and_port
+from roskva.address import address_of, host_and_port
 from roskva.cli import processes
-from roskva.cli.http import get_json
+from roskva.cli.gateways import MEMBER, evenly_drawn, gateways_of
+from roskva.cli.http import DOOR, get_json
+from roskva.cli.report import PipelineReport
 from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
 from roskva.config import Settings
 from roskva.durable import private_directory
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
-from roskva.keys import administration
+from roskva.gateway.sharing import RUN, SharedPort
 
 # What runs a part of the service: `gateway` or `pipeline` and its options are added.
 PROGRAM: Final = (sys.executable, "-m", "roskva")
@@ -44,9 +49,12 @@ def up(settings: Settings, arguments: argparse.Namespace, program: Sequence[str]
     find_java_home()  # says what to do if there is none, before anything is started
     show = Display(sys.stdout)
     with data_directory(settings.data) as run:
-        listen = claim_address(settings.listen)
-        show.step("data directory", str(settings.data))
-        return Supervisor(settings, listen, run, show, arguments, program).run()
+        port = claim_port(settings)
+        try:
+            show.step("data directory", str(settings.data))
+            return Supervisor(settings, port, run, show, arguments, program).run()
+        finally:
+            port.close()
 
 
 def public_url(listen: str, tls: bool = False) -> str:
@@ -56,14 +64,15 @@ def public_url(listen: str, tls: bool = False) -> str:
     return f"{'https' if tls else 'http'}://{address_of(host, port)}"
 
 
-def claim_address(listen: str) -> str:
-    """The address with its port: port 0 becomes a free one; a port in use is refused with who answers there."""
-    host, port = host_and_port(listen)
+def claim_port(settings: Settings) -> SharedPort:
+    """The port, held for as long as `up` runs: port 0 becomes a free one; a port in use is refused with who answers there."""
+    host, port = host_and_port(settings.listen)
     try:
-        with bound_socket(listen) as held:
-            return address_of(host, held.getsockname()[1])
+        claimed = SharedPort(settings.listen, settings.data)
     except AddressInUse:
-        raise AddressInUse(f"Port {port} on {host} is in use{_who_answers(listen)}.") from None
+        raise AddressInUse(f"Port {port} on {host} is in use{_who_answers(settings.listen)}.") from None
+    claimed.hold()
+    return claimed
 
 
 def _who_answers(listen: str) -> str:
@@ -142,27 +151,40 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        listen: str,
+        port: SharedPort,
         run: str,
         show: Display,
         arguments: argparse.Namespace,
         program: Sequence[str],
     ) -> None:
         self._settings, self._show, self._arguments, self._program = settings, show, arguments, program
+        listen = address_of(host_and_port(settings.listen)[0], port.port)
+        self._port = port
         self._url = public_url(listen, tls=bool(settings.tls_certificate))
-        self._gateway = self._child("gateway", run, "--listen", listen)
         self._pipeline = self._child("pipeline", run)
-        self._watch = Watch(self._url, lambda: administration(settings.data))
+        self._watches: dict[Child, Watch] = {}  # by gateway
+        self._ids: dict[str, str] = {}  # of the gateways, by name
+        for name, options in gateways_of(settings).items():
+            told = partial(self._drawn, name)
+            gateway = self._child("gateway", run, "--listen", listen, "--share-port", "--name", name, *options, name=name, told=told)
+            self._watches[gateway] = Watch(f"{DOOR}://{urllib.parse.quote(str(settings.data.absolute() / RUN / name))}.sock")
         self._progress = Progress(0.0, settings.pipeline_stall_s, 0)
         self._signals = 0
         self._served = self._session = self._complete = False
 
-    def _child(self, name: str, run: str, *options: str) -> Child:
+    def _drawn(self, name: str) -> dict[str, str]:
+        """The id of the next start of a gateway: no two starts have the same."""
+        others = [drawn for other, drawn in self._ids.items() if other != name]
+        self._ids[name] = evenly_drawn(others, self._settings.partitions)
+        return {MEMBER: self._ids[name]}
+
+    def _child(self, part: str, run: str, *options: str, name: str = "", told: Callable[[], Mapping[str, str]] = dict) -> Child:
         source = str(Path(__file__).resolve().parents[2])
         paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-        command = [*self._program, name, *self._handed_on(), *options]
-        return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log")
+        command = [*self._program, part, *self._handed_on(), *options]
+        name = name or part
+        return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log", told)
 
     def _handed_on(self) -> Sequence[str]:
         handed = ["--data", str(self._settings.data)]
@@ -177,12 +199,14 @@ class Supervisor:
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        self._watch.start()
+        for watch in self._watches.values():
+            watch.start()
         looked = 0.0
         status = 0
         while not self._signals:
             now = time.monotonic()
-            self._keep(self._gateway, now)
+            for gateway in self._watches:
+                self._keep(gateway, now)
             if self._served:  # the pipeline calls the gateway's Registrars: it has no use before
                 self._keep(self._pipeline, now)
             if now - looked >= _LOOK_S:
@@ -222,14 +246,21 @@ class Supervisor:
     def _verdict(self, child: Child, now: float) -> str | None:
         """Why a running process must be ended, or None."""
         if child is self._pipeline:
-            return self._progress.observe(now, self._watch.pipeline)
-        if self._watch.answered > child.started:
-            return f"did not answer for {GATEWAY_SILENCE_S:g} s" if now - self._watch.answered > GATEWAY_SILENCE_S else None
+            return self._progress.observe(now, self._report())
+        answered = self._watches[child].answered
+        if answered > child.started:
+            return f"did not answer for {GATEWAY_SILENCE_S:g} s" if now - answered > GATEWAY_SILENCE_S else None
         return f"did not answer within {GATEWAY_START_S:g} s" if now - child.started > GATEWAY_START_S else None
+
+    def _report(self) -> PipelineReport | None:
+        """What the gateway that answered last says of the pipeline."""
+        watches = [watch for watch in self._watches.values() if watch.pipeline is not None]
+        return max(watches, key=lambda watch: watch.answered).pipeline if watches else None
 
     def _look(self, now: float) -> None:
         """Read the logs, tell of errors, and of the steps of the first start."""
-        for child in (self._gateway, self._pipeline):
+        self._port.renew()
+        for child in (*self._watches, self._pipeline):
             child.log.rotate()
             lines, errors = child.errors()
             for line in errors:
@@ -237,9 +268,10 @@ class Supervisor:
             if child is self._pipeline and not self._session and SESSION_STARTED in lines:
                 self._session = True
                 self._show.step("Spark", "session is ready")
-        if not self._served and self._watch.answered > self._gateway.started > 0.0:
+        if not self._served and all(watch.answered > gateway.started > 0.0 for gateway, watch in self._watches.items()):
             self._served = True
-            self._show.step("gateway", f"listens on {self._url}")
+            count = len(self._watches)
+            self._show.step(*(("gateway", f"listens on {self._url}") if count == 1 else ("gateways", f"{count} listen on {self._url}")))
         if not self._complete and self._progress.running:
             self._complete = True
             self._show.step("pipeline", "is running")
@@ -259,17 +291,22 @@ class Supervisor:
             webbrowser.open(f"{self._url}/")
 
     def _gave_up(self) -> bool:
-        for child, succeeded in ((self._gateway, self._served), (self._pipeline, self._complete)):
+        for child in (*self._watches, self._pipeline):
+            succeeded = self._complete if child is self._pipeline else self._served
             if not succeeded and child.process is None and child.starts >= _FIRST_STARTS_MAX:
                 self._show.event(f"{child.name} could not be started {child.starts} times; giving up. See {child.log.path}.")
                 return True
         return False
 
     def _stop(self) -> None:
-        """The pipeline first: what it still does, it does with the gateway's Registrars. A second Ctrl-C ends at once."""
+        """The pipeline first: what it still does, it does with the gateways' Registrars. A second Ctrl-C ends at once."""
         began = time.monotonic()
         self._show.line("\nstopping ...")
-        self._watch.stop()
-        for child in (self._pipeline, self._gateway):
-            child.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
+        for watch in self._watches.values():
+            watch.stop()
+        self._pipeline.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
+        for gateway in self._watches:
+            gateway.ask_to_end()  # all of them together, and then one after the other
+        for gateway in self._watches:
+            gateway.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
         self._show.line(f"stopped in {time.monotonic() - began:.1f} s")

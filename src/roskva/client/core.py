@@ -223,14 +223,18 @@ class ClientCore:
             and now - self._heard_at < 2 * self.config.keepalive_s
         )
 
-    def register(self, now: float, name: bytes, version: int | None = None, epoch: int = 0) -> list[Action]:
-        """Wish for an object. `version` is what the application holds, and will still hold after a restart."""
+    def register(self, now: float, name: bytes, version: int | None = None, epoch: int = 0, interval_ms: int | None = None) -> list[Action]:
+        """Wish for an object. `version` is what the application holds, and will still hold after a restart.
+
+        `interval_ms`: to be told at most once in so long. None leaves what the registration has.
+        """
         if self.stopped is not None or self._forget_due is not None:
             return []
         held = None if version is None else Held(version, epoch)
         new = self.desired.add(name, held)
+        paced = self.desired.pace(name, interval_ms)
         self.handover.registered(name, None if version is None else (epoch, version), again=not new)
-        if new:
+        if new or paced:
             self._operate(now, name, register=True)
         elif name not in self.desired.unconfirmed:
             return [StatusChanged(name, registered=True)]
@@ -477,6 +481,8 @@ class ClientCore:
         if self._restating_until is not None and (now >= self._restating_until or not self._differs()):
             self._restating_until = None
             self.operations.clear()  # the server has them, or the sync states them
+            for name in self.desired.interval_ms:  # the summary does not tell whether it has their intervals, too
+                self.operations.add(name, register=True)
         while batch := self._outbox.batch(now, self.config, acks_only=quiet or self._restating_until is not None):
             actions.append(batch)
         if not self.operations and self._restating_until is None and self._server_summary is not None:

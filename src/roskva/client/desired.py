@@ -27,6 +27,7 @@ class Desired:
 
     _names: dict[bytes, Held | None] = field(default_factory=dict)
     _digest: SetDigest = field(default_factory=SetDigest)
+    interval_ms: dict[bytes, int] = field(default_factory=dict)  # at most one notification in so long, of those that state it
     unconfirmed: dict[bytes, bool] = field(default_factory=dict)  # name -> is it to be registered?
 
     def __contains__(self, name: object) -> bool:
@@ -52,8 +53,16 @@ class Desired:
             self._names[name] = held
         return new
 
+    def pace(self, name: bytes, interval_ms: int | None) -> bool:
+        """Whether this changed the interval that is stated with a name. None leaves it."""
+        if interval_ms is None or self.interval_ms.get(name) == interval_ms:
+            return False
+        self.interval_ms[name] = interval_ms
+        return True
+
     def remove(self, name: bytes) -> bool:
         """Whether this changed the set."""
+        self.interval_ms.pop(name, None)
         if name not in self._names:
             return False
         del self._names[name]
@@ -68,10 +77,10 @@ class Desired:
         return self._digest.matches(summary)
 
     def sync_object(self, name: bytes) -> SyncObject:
-        held = self._names[name]
+        held, interval_ms = self._names[name], self.interval_ms.get(name)
         if held is None:
-            return SyncObject(object=name_to_text(name))
-        return SyncObject(object=name_to_text(name), version=str(held.version), epoch=held.epoch)
+            return SyncObject(object=name_to_text(name), notify_interval_ms=interval_ms)
+        return SyncObject(object=name_to_text(name), version=str(held.version), epoch=held.epoch, notify_interval_ms=interval_ms)
 
     def bucket_summaries(self) -> list[BucketSummary]:
         return bucket_summaries(self._names)

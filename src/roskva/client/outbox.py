@@ -49,13 +49,14 @@ class Outbox:
         unregister: list[Unregister] = []
         for operation in [] if acks_only else self.operations.take(now, config, limit - len(acks), self.random()):
             text, op = name_to_text(operation.name), self._take_ops(1)
-            held = self.desired.held(operation.name)
+            held, interval_ms = self.desired.held(operation.name), self.desired.interval_ms.get(operation.name)
             if not operation.register:
                 unregister.append(Unregister(op=op, object=text))
             elif held is None:
-                register.append(Register(op=op, object=text))
+                register.append(Register(op=op, object=text, notify_interval_ms=interval_ms))
             else:
-                register.append(Register(op=op, object=text, version=str(held.version), epoch=held.epoch))
+                version, epoch = str(held.version), held.epoch
+                register.append(Register(op=op, object=text, version=version, epoch=epoch, notify_interval_ms=interval_ms))
         if not acks and not register and not unregister:
             return None
         return self.message(now, config, register, unregister, acks)

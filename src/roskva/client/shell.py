@@ -37,7 +37,7 @@ from roskva.client.statefile import StateFile, new_device, open_identity
 from roskva.errors import ClientStopped, InvalidSetting, InvalidVersion, ServiceUnreachable
 from roskva.model import check_application, check_device, name_given, name_to_text, version_from_number
 from roskva.protocol.channel import Channel
-from roskva.protocol.messages import ClientMessage, Config, Info, ServerMessage, encode
+from roskva.protocol.messages import NOTIFY_INTERVAL_MS_MAX, ClientMessage, Config, Info, ServerMessage, encode
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +226,7 @@ class Client:
         epoch: int = 0,
         handler: Handler | None = None,
         refused: Refused | None = None,
+        notify_interval_ms: int | None = None,
     ) -> None:
         """Wish to be told of an object's versions. Returns when the wish is recorded here; `synced` waits for the service.
 
@@ -233,15 +234,20 @@ class Client:
         restart: nothing is sent for it or for older ones. `handler` is called with this object's notifications, at once and instead of
         loops and callbacks, until the object is unregistered; it gives each to `acknowledge` when it was dealt with. If the service refuses
         the registration for good, or ends it, the handler is called no more, and `refused(name, code, message)` is, beside `on_failure`.
+
+        `notify_interval_ms`: be told of this object at most once in so long, of the latest version then; the application's own interval
+        counts if that is longer. None leaves what an earlier call or start stated, 0 ends it.
         """
         held = None if version is None else version_from_number(version)
         if not 0 <= epoch < 2**32:
             raise InvalidVersion(epoch)
+        if notify_interval_ms is not None and not 0 <= notify_interval_ms <= NOTIFY_INTERVAL_MS_MAX:
+            raise InvalidSetting(f"notify_interval_ms is {notify_interval_ms}; it must be from 0 to {NOTIFY_INTERVAL_MS_MAX:,}.")
         core, key = self._running(), name_given(name)
         if handler is not None and key in core.desired and not self._handlers.may_take(key, handler):
             raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
         left = self._handlers.take(key, handler, refused)
-        self._perform(core.register(self._now(), key, held, epoch))
+        self._perform(core.register(self._now(), key, held, epoch, notify_interval_ms))
         for notification in left:
             self._notify(notification)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from roskva.errors import Overloaded, Unavailable
+from roskva.errors import Overloaded, PartitionBusy, Unavailable
 from roskva.feed.interface import Entry, Feed
 from roskva.model import partition_of
 from roskva.table.lanes import Lane, all_of
 
 QUEUED_ENTRIES_MAX: Final = 20_000  # of one lane, in the queue and under way; a call that comes at the limit is refused
 BATCH_ENTRIES_MAX: Final = 4_000  # of one transaction, a larger single call aside
+# For a partition that is busy, in all. The engine calls it so after 0.2 s without anybody's progress, and a large transaction of another
+# gateway, on a disk and cores that all share, may take longer: two gateways at full speed had one of a thousand large publishes refused.
+PATIENCE_S: Final = 2.0
 
 
 class Appended(NamedTuple):
@@ -26,12 +30,14 @@ class Appended(NamedTuple):
 class FeedLanes:
     """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop.
 
-    `look` is called in the lane's thread after each commit, once for all whose entries were in it.
+    `look` is called in the lane's thread after each commit, once for all whose entries were in it. Between the beginnings of two commits
+    lie at least `rest_s`.
     """
 
-    def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None, rest_s: float = 0.0) -> None:
         self.feed = feed
         self._look = look
+        self._rest_s = rest_s
         self._lanes: dict[tuple[str, int], Lane[Sequence[Entry], Appended]] = {}
 
     def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
@@ -60,12 +66,24 @@ class FeedLanes:
         lane = self._lanes.get((topic, partition))
         if lane is None:
             work = partial(self._append_batch, topic, partition)
-            lane = self._lanes[topic, partition] = Lane(f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX)
+            lane = self._lanes[topic, partition] = Lane(
+                f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX, rest_s=self._rest_s
+            )
         return lane
+
+    def _append_in_turn(self, topic: str, partition: int, entries: Sequence[Entry]) -> list[int]:
+        """Wait for other processes that append to the same file, but not for long: one of them may stand still in the middle."""
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.feed.append_to(topic, partition, entries)
+            except PartitionBusy:
+                if time.monotonic() >= give_up_s:
+                    raise
 
     def _append_batch(self, topic: str, partition: int, calls: list[Sequence[Entry]]) -> list[Appended | Exception]:
         try:
-            offsets = self.feed.append_to(topic, partition, [entry for entries in calls for entry in entries])
+            offsets = self._append_in_turn(topic, partition, [entry for entries in calls for entry in entries])
         except Unavailable as error:
             return [error] * len(calls)
         except Exception as error:

@@ -10,12 +10,14 @@ import asyncio
 import ipaddress
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from roskva.config import Settings
 from roskva.errors import InvalidSetting
 
 _IPV6_PREFIX: Final = 64
+_KNOWN_MAX: Final = 4_096  # texts whose address is remembered: publishers and proxies come again and again
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -64,6 +66,7 @@ class Addresses:
         return sys.intern(str(address))
 
 
+@lru_cache(_KNOWN_MAX)
 def parsed(text: str) -> Address | None:
     """The address in a peer's name or an entry of X-Forwarded-For; some proxies add the port."""
     text = text.strip()

@@ -16,7 +16,6 @@ from roskva.gateway.routing import error_message
 if TYPE_CHECKING:
     from roskva.gateway.server import Port
     from roskva.protocol.channel import Channel
-    from roskva.protocol.tokens import Claims
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class Attachment:
 class AttachedConnection(Noted):
     """A client's connection over an attached channel, from its first message until either side ends it."""
 
-    __slots__ = ("_attachment", "_note", "_port", "address", "claims", "is_closed", "malformed", "number", "owner", "party", "token")
+    __slots__ = ("_attachment", "_note", "_port", "address", "is_closed", "malformed", "number", "owner", "party", "token")
 
     def __init__(self, port: Port, attachment: Attachment) -> None:
         self._port = port
@@ -78,7 +77,6 @@ class AttachedConnection(Noted):
         self.party = port.admission.party("")
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self._note: object | None = None

@@ -2,7 +2,7 @@
 
 For people: `roskva inspect` and `GET /v1/inspect/...`. It only reads, a bounded number of cells for a request, in a thread; one request at
 a time is at it, a few may wait, so that looking never slows the service. Any gateway may answer from the table. Whether a client is online
-is known to the gateway that owns it, and said by no other.
+is known to the gateway that owns it, and said by no other: the routes ask that one (gateway/peers.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,21 @@ from roskva.feed.known import known_since
 from roskva.gateway.members import Membership
 from roskva.matcher import cells as matcher_cells
 from roskva.matcher.cells import object_row, read_copies, read_version
-from roskva.model import DAY_S, ClientId, ObjectKey, epoch_of, name_from_text, name_of, name_to_text, object_key, session_of
+from roskva.model import (
+    DAY_S,
+    ClientId,
+    ObjectKey,
+    client_partition,
+    epoch_of,
+    name_from_text,
+    name_of,
+    name_to_text,
+    object_key,
+    session_of,
+)
 from roskva.registrar import cells
 from roskva.registrar.cells import Pending, client_row, is_waiting, log_name, read_created, read_pending, waiting_since_s
+from roskva.registrar.members import Member
 from roskva.registrar.row import ClientRow
 from roskva.registrar.service import Registrar
 from roskva.registrar.sessions import Session
@@ -100,6 +112,9 @@ class Details:
             "unacknowledged": self._unacknowledged(row, session, page.limit),
         }
 
+    def owner_of(self, client: ClientId) -> Member | None:
+        return self.membership.view.owner(client_partition(client, self.settings.partitions))
+
     async def object(self, application: str, text: str, page: Page) -> dict[str, Any]:
         if application not in self.settings.applications:
             raise UnknownApplication(application)
@@ -132,7 +147,7 @@ class Details:
         registered = [
             {"object": _text(name[len(cells.REG) :]), "seqno": str(cell.timestamp)}
             for name, cell in listed.items()
-            if cell.value == cells.REGISTERED and epoch_of(ObjectKey(name[len(cells.REG) :])) == epoch
+            if cells.is_registered(cell) and epoch_of(ObjectKey(name[len(cells.REG) :])) == epoch
         ]
         return ClientRow(client, found.values(), epoch), registered, _next(listed, page.limit, cells.REG)
 
@@ -150,7 +165,7 @@ class Details:
         owner = self.membership.view.owner(partition)
         here = self.registrar.owns(partition)
         presence: dict[str, Any] = {
-            "owner": None if owner is None else {"member": owner.id, "address": owner.public},
+            "owner": None if owner is None else {"member": owner.id, "address": owner.public, "name": owner.name or owner.id},
             "owned_here": here,
             "online": session is not None if here else None,  # None: only the owner knows
             "online_since_ms": None,
@@ -267,7 +282,7 @@ class Details:
         for copy in copies:
             cells_of = found[rows[copy.client]]
             standing = cells_of.get(cells.REG + key)
-            if cells.CREATED not in cells_of or standing is None or standing.timestamp != copy.seqno or standing.value != cells.REGISTERED:
+            if cells.CREATED not in cells_of or standing is None or standing.timestamp != copy.seqno or not cells.is_registered(standing):
                 outdated += 1  # the client is gone or registered anew: the next update shows it, and the copy goes
                 continue
             on_its_way = cells_of.get(cells.PENDING + key)
@@ -285,6 +300,15 @@ class Details:
             for row, some in (self.table.read(rows, prefix, limit) if rows else {}).items():
                 found[row] |= some
         return found
+
+
+def with_more_owed(found: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What one gateway says of an object, and of what others say, notifications that are so far only in their memory."""
+    owed = found["clients"]["unacknowledged"]
+    seen = {(one["client"], one["version"]) for one in owed}
+    for other in others:
+        owed += [one for one in other["clients"]["unacknowledged"] if not one["stored"] and (one["client"], one["version"]) not in seen]
+    return found
 
 
 def _owed_of(row: Row, key: ObjectKey, seqno: int, session: Session | None) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -33,23 +34,24 @@ from roskva.errors import (
     Unavailable,
     UnknownPath,
 )
-from roskva.gateway.answering import SERVER
+from roskva.gateway.answering import SERVER, Plain, written, written_ok
 from roskva.gateway.commands import Commands
-from roskva.gateway.details import PAGE_DEFAULT, Details, Page
+from roskva.gateway.details import PAGE_DEFAULT, Details, Page, with_more_owed
 from roskva.gateway.disk import DiskWatch
 from roskva.gateway.inspection import Inspection, release
 from roskva.gateway.intake import Intake
 from roskva.gateway.openapi import document
 from roskva.gateway.origins import ORIGIN, Origins, tell_browser
-from roskva.gateway.permission import MayPublish, Permission
+from roskva.gateway.peers import Peers
+from roskva.gateway.permission import Asked, MayPublish, Permission
 from roskva.gateway.polling import Polling
 from roskva.gateway.publish import Publishing, error_object
 from roskva.gateway.server import CHANNEL_PATH, Port
 from roskva.gateway.trusted import TRUSTED_PATH, TrustedLine, check_trust
 from roskva.gateway.users import Users
 from roskva.gateway.websocket import HttpConnection
-from roskva.model import ClientId
-from roskva.telemetry.metrics import Metrics
+from roskva.model import PUBLISHED_HEADER, ClientId
+from roskva.telemetry.metrics import Metrics, merged
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,13 @@ def error_response(error: RoskvaError, status: int | None = None) -> web.Respons
     return response
 
 
+def _published(status: int, answer: bytes) -> web.Response:
+    response = web.Response(body=answer, status=status, content_type="application/json")
+    if status == 503:
+        response.headers["Retry-After"] = "1"
+    return response
+
+
 async def _named_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
@@ -97,6 +106,12 @@ async def _named_errors(request: web.Request, handler: Handler) -> web.StreamRes
         # Not the path itself: names of objects and users are in it.
         log.exception("%s %s failed", request.method, "?" if resource is None else resource.canonical)
         return error_response(RoskvaError("The request could not be handled."))
+
+
+@web.middleware
+async def named_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """For who is asked by other gateways only (gateway/door.py)."""
+    return await _named_errors(request, handler)
 
 
 async def _without_versions(request: web.Request, response: web.StreamResponse) -> None:
@@ -137,6 +152,7 @@ class Routes:
     disk: DiskWatch
     permission: Permission
     users: Users
+    peers: Peers
     port: Port | None = None  # set by the service: the port needs the routes first
     trusted_key: str = ""  # of servers that may carry many clients; empty: there are none
 
@@ -145,7 +161,7 @@ class Routes:
         application = web.Application(middlewares=[_middleware(self._origins(), self.metrics)], client_max_size=size_max)
         application.on_response_prepare.append(tell_browser)
         application.on_response_prepare.append(_without_versions)
-        application.add_routes(Polling(self.port, self._body).routes())
+        application.add_routes(self.polling(self.peers).routes())
         application.add_routes(
             [
                 web.post("/v1/publish", self.publish),
@@ -156,6 +172,7 @@ class Routes:
                 web.get("/v1/inspect/users/{application}/{user:.+}", self._for_operators(self.inspect_user)),
                 web.get("/v1/inspect/clients/{id}", self._for_operators(self.inspect_client)),
                 web.get("/v1/inspect/objects/{application}/{name:.+}", self._for_operators(self.inspect_object)),
+                web.get("/v1/inspect/latency", self._for_operators(self.inspect_latency)),
                 web.get(CHANNEL_PATH, self.channel, allow_head=False),
                 web.get(TRUSTED_PATH, self.trusted, allow_head=False),
                 web.get("/v1/status", self._for_operators(self.status)),
@@ -171,6 +188,10 @@ class Routes:
             ]
         )
         return application
+
+    def polling(self, peers: Peers | None) -> Polling:
+        """`peers`: to whom requests for connections that they hold are passed on; None: to nobody."""
+        return Polling(self.port, self._body, peers)
 
     def _for_operators(self, handler: Handler) -> Handler:
         """Their key is looked at before anything else."""
@@ -203,14 +224,29 @@ class Routes:
         length = self.settings.publish_bytes_max if request.content_length is None else request.content_length
         with self.intake.request(min(length, self.settings.publish_bytes_max), self._publisher(request)):
             body = await self._body(request, self.settings.publish_bytes_max)
-            status, answer = await self.publishing.publish(body, may)
+            status, answer = await self.publishing.publish(body, may, _published_us(request.headers))
         self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
-        response = web.Response(body=answer, status=status, content_type="application/json")
-        if status == 503:
-            response.headers["Retry-After"] = "1"
-        return response
+        return _published(status, answer)
 
-    def _publisher(self, request: web.Request) -> str:
+    async def publish_plainly(self, asked: Plain, body: bytes) -> bytes:
+        """A publish on the short way (gateway/answering.py): all bytes of the answer. The same steps as above, and raises nothing."""
+        began_s = time.perf_counter()
+        try:
+            may = self.permission.publish(asked)
+            self.disk.check()
+            if len(body) > self.settings.publish_bytes_max:
+                raise MessageTooLarge(len(body), self.settings.publish_bytes_max)
+            with self.intake.request(len(body), self._publisher(asked)):
+                status, answer = await self.publishing.publish(body, may, _published_us(asked.headers))
+        except RoskvaError as error:
+            return written(error_response(error))
+        except Exception:
+            log.exception("POST /v1/publish failed")
+            return written(error_response(RoskvaError("The request could not be handled.")))
+        self.metrics.publish_ms.observe((time.perf_counter() - began_s) * 1000)
+        return written_ok(answer) if status == 200 else written(_published(status, answer))
+
+    def _publisher(self, request: Asked) -> str:
         """Whose share of the room for publishing it takes: a key's; without one, an address's, if that has limits at all."""
         return self.permission.known_hash(request) or ("" if self.port is None else self.port.address_of(request))
 
@@ -257,13 +293,42 @@ class Routes:
         return json_response(await self.users.erase(await self._body(request, COMMAND_BYTES_MAX)))
 
     async def inspect_user(self, request: web.Request) -> web.StreamResponse:
-        return json_response(await self.users.clients(*_object_in(request, "/v1/inspect/users/"), _page_in(request)))
+        return json_response(
+            await self.users.clients(*_object_in(request, "/v1/inspect/users/"), _page_in(request), self._online_elsewhere)
+        )
+
+    async def _online_elsewhere(self, clients: list[str]) -> dict[str, bool]:
+        answers = await self.peers.ask_all("/online", msgspec.json.encode(clients)) if clients else {}
+        return {client: known for answer in answers.values() if answer is not None for client, known in msgspec.json.decode(answer).items()}
 
     async def inspect_client(self, request: web.Request) -> web.StreamResponse:
+        """By its owner, if that answers: only it knows whether the client is online. Else by the table alone."""
+        owner = self.details.owner_of(ClientId(request.match_info["id"]))
+        if owner is not None and self.peers.knows(owner.id):
+            with suppress(Unavailable):
+                return await self.peers.relay(request, owner.id)
+        return await self.inspect_client_here(request)
+
+    async def inspect_client_here(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.client(ClientId(request.match_info["id"]), _page_in(request)))
 
     async def inspect_object(self, request: web.Request) -> web.StreamResponse:
+        found = await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request))
+        others = await self.peers.ask_all(request.path_qs)
+        return json_response(with_more_owed(found, [msgspec.json.decode(answer) for answer in others.values() if answer is not None]))
+
+    async def inspect_object_here(self, request: web.Request) -> web.StreamResponse:
         return json_response(await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request)))
+
+    async def inspect_latency(self, request: web.Request) -> web.StreamResponse:
+        """Of one gateway; with `member`, of that one, whichever answers: those of several add up at who asks."""
+        member = request.query.get("member", "")
+        if self.peers.knows(member):
+            return await self.peers.relay(request, member)
+        return await self.inspect_latency_here(request)
+
+    async def inspect_latency_here(self, request: web.Request) -> web.StreamResponse:
+        return json_response(self.inspection.latency())
 
     async def channel(self, request: web.Request) -> web.StreamResponse:
         """Only what did not go to picows comes here: connections that were used before, or not a WebSocket at all."""
@@ -300,7 +365,15 @@ class Routes:
         return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     async def prometheus(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        """Of all gateways on this port: a scraper cannot choose which of them answers."""
+        here = self.inspection.membership.member
+        sharing = [member for member in self.peers.others() if member.public == here.public]
+        others = await self.peers.ask_all("/metrics", among=sharing)
+        answers = {member.name or member.id: others[member.id] for member in sharing} | {here.name or here.id: self.own_metrics()}
+        return web.Response(body=merged(answers), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def own_metrics(self) -> bytes:
+        return generate_latest(self.registry)
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         name = request.path.lstrip("/") or "demo.html"
@@ -311,6 +384,12 @@ class Routes:
         )
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _published_us(headers: Mapping[str, str]) -> int:
+    """When the application called its Publisher, as that says; 0: it does not, or not in our words."""
+    text = headers.get(PUBLISHED_HEADER, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def _wants_websocket(request: web.Request) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -19,12 +20,14 @@ from roskva.errors import MalformedMessage, RoskvaError, UnknownApplication, Unk
 from roskva.feed.interface import DEAD_LETTERS, FAN_OUTS, REGISTRATIONS, TOPICS, UPDATES, Feed, Position, Record
 from roskva.feed.known import known_since
 from roskva.gateway.members import Membership
+from roskva.gateway.peers import Peers
 from roskva.matcher.cells import object_row, read_version
 from roskva.model import name_from_text, name_to_text, object_key
 from roskva.registrar.members import MEMBERS_ROW
 from roskva.table.interface import Table
 from roskva.table.lanes import TableLanes
 from roskva.table.manifest import COMPLETE, Manifest
+from roskva.telemetry.latency import Latency
 from roskva.telemetry.metrics import Metrics
 
 LETTERS_MAX: Final = 1_000
@@ -54,6 +57,9 @@ class Inspection:
     manifest: Manifest
     work: Callable[[], dict[str, Any]]  # what this gateway's Registrar has not finished
     disk: Callable[[], dict[str, Any]]
+    peers: Peers
+    measured: Latency
+    _since_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     _looking: asyncio.Task[list[str]] | None = None  # for who asks whether this is ready: all that ask meanwhile wait for one look
     _looked_s: float = 0.0
 
@@ -63,6 +69,15 @@ class Inspection:
         if self._looking is None or (self._looking.done() and now_s - self._looked_s >= for_s):
             self._looking, self._looked_s = asyncio.get_running_loop().create_task(self.unready()), now_s
         return await asyncio.shield(self._looking)
+
+    def latency(self) -> dict[str, Any]:
+        """The times of sampled updates that this gateway has seen since it started. Those of several gateways add up."""
+        return {
+            "member": self.membership.member.id,
+            "since_ms": self._since_ms,
+            "stamps_per_s": self.settings.stamps_per_s,
+            **self.measured.document(),
+        }
 
     async def object_version(self, application: str, text: str) -> dict[str, Any]:
         """The version that the Matcher knows. One that came before a loss no longer counts: versions after it may be lost."""
@@ -86,29 +101,37 @@ class Inspection:
         }
 
     async def status(self) -> dict[str, Any]:
-        feed, stored, sweeps, pipeline = await asyncio.gather(
+        """Of the whole service, whichever gateway answers. What gateways hold is summed over those that answer."""
+        feed, stored, sweeps, pipeline, others = await asyncio.gather(
             asyncio.to_thread(self._feed_state),
             asyncio.to_thread(self._stored_state),
             asyncio.to_thread(_read_sweeps, self.table.table),
             self.pipeline(),
+            self.peers.ask_all("/own"),
         )
+        own = self.own()
+        figures = [own, *(msgspec.json.decode(answer) for answer in others.values() if answer is not None)]
         view = self.membership.view
         return {
             "version": release(),
             "data_center": self.settings.data_center,
             "member": self.membership.member.id,
             "members": [
-                {"id": member.id, "address": member.public, "internal": member.internal}
-                for member in sorted(view.live.values(), key=lambda member: member.id)
+                {
+                    "id": member.id,
+                    "name": member.name or member.id,
+                    "address": member.public,
+                    "internal": member.internal,
+                    "answers": others.get(member.id, b"") is not None,
+                }
+                for member in sorted(view.live.values(), key=lambda member: (member.name, member.id))
             ],
+            "gateways": {one["name"]: one["holds"] | {"pid": one["pid"]} for one in figures},
             "partitions": {
                 str(partition): None if (owner := view.owner(partition)) is None else owner.id
                 for partition in range(self.settings.partitions)
             },
-            "sessions": self.sessions(),
-            "connections": self.metrics.connections,
-            "outstanding": self.outstanding(),
-            **self.work(),
+            **summed([one["holds"] for one in figures]),
             "disk": self.disk(),
             **stored,
             "applications": sorted(self.settings.applications),
@@ -116,6 +139,12 @@ class Inspection:
             "feed": feed,
             "sweeps": sweeps,
         }
+
+    def own(self) -> dict[str, Any]:
+        """What this gateway holds."""
+        member = self.membership.member
+        holds = {"sessions": self.sessions(), "connections": self.metrics.connections, "outstanding": self.outstanding(), **self.work()}
+        return {"name": member.name or member.id, "pid": os.getpid(), "holds": holds}
 
     def _stored_state(self) -> dict[str, Any]:
         """What was put aside, and the partitions that are not as they should be."""
@@ -147,10 +176,12 @@ class Inspection:
             return _NO_PIPELINE | {"state": error.code}
 
     async def unready(self) -> list[str]:
-        """Why this gateway should not be given clients yet; empty when it should."""
+        """Why this service should not be given clients yet; empty when it should. The same at each of several gateways: one may own no
+        partition of clients, and serves them all the same.
+        """
         reasons = []
-        if not self.metrics.partitions_owned:
-            reasons.append("no partition of clients belongs to this gateway (yet)")
+        if self.membership.view.owner(0) is None:
+            reasons.append("no partition of clients belongs to a gateway (yet)")
         try:
             async with asyncio.timeout(_PROBE_S):
                 await self.table.read([MEMBERS_ROW])
@@ -187,6 +218,15 @@ class Inspection:
             reached[partition] = Position(end.incarnation, records[-1].offset + 1 if records else start.offset)
         found.sort(key=lambda record: record.time_ms)
         return {"letters": [_letter(record) for record in found], "next": _write_cursor(reached)}
+
+
+def summed(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of what several gateways hold, figure by figure."""
+    total: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in figures for name in one):
+        found = [one[name] for one in figures if name in one]
+        total[name] = summed(found) if isinstance(found[0], Mapping) else sum(found)
+    return total
 
 
 def _letter(record: Record) -> dict[str, Any]:

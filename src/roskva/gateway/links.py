@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from roskva.address import address_of, host_and_port
 from roskva.gateway.frames import FrameConnection
 from roskva.gateway.server import listening_socket
-from roskva.model import UNAVAILABLE, Propagation, Update
+from roskva.model import UNAVAILABLE, Propagation, Stamps, Update
 from roskva.protocol.internal import (
     NONCE_BYTES,
     Announce,
@@ -48,7 +48,6 @@ from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.routing import Router
-    from roskva.protocol.tokens import Claims
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ RETRY_MAX_S: Final = 2.0
 HINTS_PER_FRAME_MAX: Final = 10_000
 CALLS_MAX: Final = 256  # of one caller at once; more are answered with "unavailable"
 
-PropagateCall = Callable[[list[Propagation]], Awaitable[list[int]]]
+PropagateCall = Callable[[list[Propagation], Sequence[Stamps]], Awaitable[list[int]]]
 
 
 def _expire(connection: FrameConnection) -> None:
@@ -70,14 +69,13 @@ def _expire(connection: FrameConnection) -> None:
 class RemoteChannel:
     """A client's connection at another gateway, as the Registrar here sees it."""
 
-    __slots__ = ("_caller", "_metrics", "_note", "_number", "claims", "token")
+    __slots__ = ("_caller", "_metrics", "_note", "_number", "token")
 
     def __init__(self, caller: FrameConnection, number: int, metrics: Metrics) -> None:
         self._caller = caller
         self._number = number
         self._metrics = metrics
         self.token = ""
-        self.claims: Claims | None = None
         self._note: object | None = None
 
     @property
@@ -110,7 +108,7 @@ class InternalPort:
         member: str,
         router: Router,
         propagate: PropagateCall,
-        hinted: Callable[[Sequence[Update]], None],
+        hinted: Callable[[Sequence[Update], Sequence[Stamps]], None],
         metrics: Metrics,
     ) -> None:
         self._key = key
@@ -168,7 +166,7 @@ class InternalPort:
                 if channel is not None:
                     self._router.remote_closed(channel)
             case Hints():
-                self._hinted(frame.updates)
+                self._hinted(frame.updates, frame.stamps)
             case Probe():
                 caller.send(Probed(frame.call))
             case _:
@@ -207,7 +205,7 @@ class InternalPort:
     async def _answer(self, caller: FrameConnection, call: Propagate) -> None:
         began_s = time.perf_counter()
         try:
-            verdicts = await self._propagate(call.propagations)
+            verdicts = await self._propagate(call.propagations, call.stamps)
         except Exception:
             log.exception("a call of the pipeline failed; its tuples are tried one by one")
             verdicts = [await self._propagate_alone(told) for told in call.propagations]
@@ -217,7 +215,7 @@ class InternalPort:
 
     async def _propagate_alone(self, told: Propagation) -> int:
         try:
-            return (await self._propagate([told]))[0]
+            return (await self._propagate([told], ()))[0]
         except Exception:
             # Not the object: its name may be private.
             log.exception("a tuple of the pipeline could not be judged: client %s, registration %d", told.client, told.seqno)
@@ -326,11 +324,11 @@ class Links:
         link = self._links.get(member)
         return link is not None and link.send(frame)
 
-    def hint(self, updates: Sequence[Update]) -> None:
+    def hint(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> None:
         """Tell all others of updates that were accepted here. A link that is down or full passes on nothing."""
         for link in self._links.values():
             for start in range(0, len(updates), HINTS_PER_FRAME_MAX):
-                link.send(Hints(list(updates[start : start + HINTS_PER_FRAME_MAX])))
+                link.send(Hints(list(updates[start : start + HINTS_PER_FRAME_MAX]), [] if start else list(stamps)))
 
     def stop(self) -> None:
         for link in self._links.values():

@@ -249,6 +249,36 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "epoch": {"type": "integer"},
         },
     },
+    "Latency": {
+        "type": "object",
+        "required": ["member", "since_ms", "stamps_per_s", "sampled", "backwards", "ways"],
+        "properties": {
+            "member": {"type": "string"},
+            "since_ms": {"type": "integer", "description": "When the gateway started."},
+            "stamps_per_s": {"type": "number", "description": "How many updates are sampled at most."},
+            "sampled": {"type": "integer", "description": "How many were."},
+            "backwards": {"type": "integer", "description": "Times below 0, which are in no histogram."},
+            "ways": {
+                "type": "object",
+                "description": "By way (accept, fast, pipeline, fan-out) and hop.",
+                "additionalProperties": {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/Times"}},
+            },
+        },
+    },
+    "Times": {
+        "type": "object",
+        "required": ["count", "sum_us", "max_us", "buckets"],
+        "properties": {
+            "count": {"type": "integer"},
+            "sum_us": {"type": "integer"},
+            "max_us": {"type": "integer"},
+            "buckets": {
+                "type": "array",
+                "description": "[largest time in microseconds, count], those without any left out; not cumulative.",
+                "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+            },
+        },
+    },
     "DeadLetters": {
         "type": "object",
         "required": ["letters", "next"],
@@ -383,6 +413,11 @@ def document(release: str) -> dict[str, Any]:
                 *_PAGE,
             ],
         ),
+        "/v1/inspect/latency": _get(
+            "Where the time of sampled updates went at one gateway, by way and hop; histograms of several gateways add up.",
+            {"200": _json("Counts by the largest time of each bucket, in microseconds.", {"$ref": "#/components/schemas/Latency"})},
+            [_parameter("member", "query", "The gateway that is meant, by its id; else whichever answers.", {"type": "string"})],
+        ),
         "/v1/channel": _get(
             "The WebSocket of clients; docs/protocol.md describes what is said on it.",
             {
@@ -398,7 +433,7 @@ def document(release: str) -> dict[str, Any]:
                 "426": _json("The request does not ask for a WebSocket.", _ERROR),
             },
         ),
-        "/v1/status": _get("Members, sessions, the pipeline's progress and the feed.", {"200": _json("The status.", _FREE)}),
+        "/v1/status": _get("Members, what gateways hold, the pipeline's progress and the feed.", {"200": _json("The status.", _FREE)}),
         "/v1/dead-letters": _get(
             "Updates that could not be used, with the reason.",
             {
@@ -416,7 +451,7 @@ def document(release: str) -> dict[str, Any]:
             "Whether it can serve clients.",
             {"200": _json("It can.", _FREE), "503": _json("It cannot; `reasons` say why.", _FREE)},
         ),
-        "/metrics": _get("Numbers for Prometheus.", {"200": _text("Prometheus text format.", "text/plain")}),
+        "/metrics": _get("Numbers for Prometheus, of all gateways on this port.", {"200": _text("Prometheus text format.", "text/plain")}),
         "/": _get("The demo page.", {"200": _text("A page that is two clients.", "text/html")}),
         "/demo.css": _get("The demo page's style.", {"200": _text("CSS.", "text/css")}),
         "/demo.js": _get("The demo page's program.", {"200": _text("JavaScript.", "text/javascript")}),

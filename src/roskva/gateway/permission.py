@@ -7,11 +7,12 @@ application, or a wrong one, does not learn whether it exists, unless no applica
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
-from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from roskva.access.publish_keys import hash_of, is_one_of
 from roskva.config import ApplicationSettings, LiveApplications
@@ -20,6 +21,16 @@ from roskva.telemetry.metrics import Metrics
 
 # Raises PublishKeyRefused where the caller may not publish to the application.
 MayPublish = Callable[[str], None]
+
+
+class Asked(Protocol):
+    """The part of a request that tells who asks."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]: ...
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
 
 _NOTHING_SEEN: Final[Mapping[str, ApplicationSettings]] = {}
 
@@ -34,13 +45,13 @@ class Permission:
         self._hashes: frozenset[str] = frozenset()
         self._some_are_open = True
 
-    def administer(self, request: web.Request) -> None:
+    def administer(self, request: Asked) -> None:
         """Raises AdministrationRefused for whoever is no operator."""
         if not self._is_operator(shown_key(request)):
             self._metrics.administration_refused += 1
             raise AdministrationRefused
 
-    def publish(self, request: web.Request) -> MayPublish:
+    def publish(self, request: Asked) -> MayPublish:
         """Raises PublishKeyRefused for whoever may publish to no application; answers what decides for each."""
         self._look()
         if not self._hashes:
@@ -58,7 +69,7 @@ class Permission:
 
         return may
 
-    def known_hash(self, request: web.Request) -> str:
+    def known_hash(self, request: Asked) -> str:
         """Of the publish key that the request shows; empty: it shows none that an application has."""
         self._look()
         key = shown_key(request) if self._hashes else ""
@@ -85,7 +96,7 @@ def everywhere(application: str) -> None:
     """May publish to any."""
 
 
-def shown_key(request: web.Request) -> str:
+def shown_key(request: Asked) -> str:
     """The key that the request shows; empty: none."""
     kind, _, key = request.headers.get("Authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from roskva.gateway.server import Port
-    from roskva.protocol.tokens import Claims
 
 WAIT_S: Final = 50.0  # for a message; below the 60 s after which nginx gives an answer up (its default proxy_read_timeout)
 IDLE_S: Final = 30.0  # without a reader
@@ -41,7 +40,6 @@ class PolledConnection(Noted):
         "_reader",
         "_request",
         "address",
-        "claims",
         "closed_with",
         "id",
         "malformed",
@@ -60,11 +58,10 @@ class PolledConnection(Noted):
         self._request: web.BaseRequest | None = None  # of the reader
         self._reader: asyncio.Future[None] | None = None  # while it waits
         self._deadline_s = 0.0  # of its wait
-        self.id = secrets.token_urlsafe(18)
+        self.id = f"{port.member}.{secrets.token_urlsafe(18)}"
         self.closed_with = ""  # the name of the reason
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self._note: object | None = None
@@ -137,6 +134,11 @@ class PolledConnection(Noted):
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)
+
+
+def holder_of(identity: str) -> str:
+    """The gateway, by its member id, that a polled connection was opened at."""
+    return identity.partition(".")[0]
 
 
 class Polls:

@@ -1,6 +1,7 @@
 """The HTTP routes of polled connections: open, fetch by long poll or as server-sent events, send, close (docs/protocol.md, Channels).
 
-What waits and for how long is in gateway/polled.py. Messages in bodies stand one to a line: JSON text holds no line end.
+What waits and for how long is in gateway/polled.py. Messages in bodies stand one to a line: JSON text holds no line end. A connection's id
+begins with the gateway that holds it; of several gateways on one port, whoever gets a request for another's passes it on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from aiohttp import web
 
 from roskva.errors import ChannelClosed, MalformedMessage, RoskvaError, Unavailable
 from roskva.gateway.origins import ORIGIN
-from roskva.gateway.polled import IDLE_S, WAIT_S, PolledConnection
+from roskva.gateway.peers import Peers
+from roskva.gateway.polled import IDLE_S, WAIT_S, PolledConnection, holder_of
 from roskva.gateway.publish import error_object
 from roskva.gateway.server import Port
 from roskva.gateway.unfinished import FREE_BYTES, Unfinished
@@ -29,24 +31,43 @@ _LINES: Final = _NO_STORE | {"Content-Type": "application/x-ndjson"}
 # nginx would collect a stream's events in a buffer before it passes them on.
 _STREAM: Final = _NO_STORE | {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Body = Callable[[web.Request, int, Callable[[int], None]], Awaitable[bytes]]  # told how much of it has arrived
 
 
 class Polling:
-    def __init__(self, port: Port | None, body: Body) -> None:
+    def __init__(self, port: Port | None, body: Body, peers: Peers | None = None) -> None:
         self._port = port
         self._body = body
+        self._peers = peers
 
     def routes(self) -> list[web.RouteDef]:
+        return [web.post(CHANNELS_PATH, self.open), *self.routes_of_one()]
+
+    def routes_of_one(self) -> list[web.RouteDef]:
+        """Of a connection that was opened before."""
         one = CHANNELS_PATH + "/{id}"
         return [
-            web.post(CHANNELS_PATH, self.open),
-            web.get(one, self.poll, allow_head=False),
-            web.post(one, self.send),
-            web.delete(one, self.delete),
-            web.get(one + "/events", self.events, allow_head=False),
-            web.post(one + "/close", self.close),
+            web.get(one, self._where_it_is(self.poll), allow_head=False),
+            web.post(one, self._where_it_is(self.send)),
+            web.delete(one, self._where_it_is(self.delete)),
+            web.get(one + "/events", self._where_it_is(self.events), allow_head=False),
+            web.post(one + "/close", self._where_it_is(self.close)),
         ]
+
+    def _where_it_is(self, handler: Handler) -> Handler:
+        """By the gateway that holds the connection. One that is gone took its connections along: their clients open others."""
+
+        async def routed(request: web.Request) -> web.StreamResponse:
+            holder = holder_of(request.match_info["id"])
+            if self._peers is None or not self._peers.knows(holder):
+                return await handler(request)
+            try:
+                return await self._peers.relay(request, holder)
+            except Unavailable:
+                raise ChannelClosed("the gateway that held it is gone") from None
+
+        return routed
 
     async def open(self, request: web.Request) -> web.StreamResponse:
         port = self._serving()

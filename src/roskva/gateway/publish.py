@@ -23,10 +23,11 @@ from roskva.errors import BadRequest, MalformedMessage, RateLimited, RoskvaError
 from roskva.feed.interface import UPDATES, Entry
 from roskva.feed.lanes import Appended
 from roskva.gateway.permission import MayPublish, everywhere
-from roskva.matcher.forms import STANDARD, Form, Malformed, Stamp, check, extract, form_of
+from roskva.matcher.forms import STANDARD, At, Form, Malformed, Stamp, check, extract, form_of
 from roskva.model import (
     VERSION_MAX,
     ObjectKey,
+    Stamps,
     Update,
     check_device,
     name_from_text,
@@ -35,6 +36,8 @@ from roskva.model import (
     partition_of,
     version_from_number,
 )
+from roskva.registrar.trails import Trails
+from roskva.telemetry.latency import Sampler
 from roskva.telemetry.metrics import Metrics
 
 PUBLISHES_BURST: Final = 2
@@ -110,7 +113,8 @@ class Publishing:
         epoch_of: Callable[[str], int],
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
-        hint: Callable[[Sequence[Update]], None] | None = None,
+        hint: Callable[[Sequence[Update], Sequence[Stamps]], None] | None = None,
+        trails: Trails | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -119,16 +123,22 @@ class Publishing:
         self._epoch_of = epoch_of
         self._metrics = metrics
         self._hint = hint  # told of what is durable: the fast path
+        self._trails = trails
+        self._sampler = Sampler(settings.stamps_per_s if trails is not None else 0.0)
 
-    async def publish(self, body: bytes, may: MayPublish = everywhere) -> tuple[int, bytes]:
-        """The HTTP status and body of the answer. Raises for what concerns the request as a whole; `may`, for who asks."""
+    async def publish(self, body: bytes, may: MayPublish = everywhere, published_us: int = 0) -> tuple[int, bytes]:
+        """The HTTP status and body of the answer. Raises for what concerns the request as a whole; `may`, for who asks.
+
+        `published_us` is when the publisher was called, by its own word.
+        """
         self._metrics.publish_requests += 1
+        at = At(self._trails.now_us(), published_us) if self._trails is not None and self._sampler.is_due(self._clock()) else None
         application, form, items = self._read(body, may)
         outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
         valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
         self._metrics.updates_accepted += len(valid)
-        await self._append(application, form, valid, outcomes)
+        await self._append(application, form, valid, outcomes, at)
         return _answer(outcomes)
 
     def _read(self, body: bytes, may: MayPublish) -> tuple[str, Form, list[_Valid | RoskvaError]]:
@@ -173,27 +183,51 @@ class Publishing:
             self._metrics.limited_publishes += count
             raise RateLimited("publishes_per_s_max", wait_s)
 
-    async def _append(self, application: str, form: Form, items: list[tuple[int, _Valid]], outcomes: list[RoskvaError | None]) -> None:
-        """Append what is valid, a call per partition, so that each item gets the outcome of its own."""
+    async def _append(
+        self,
+        application: str,
+        form: Form,
+        items: list[tuple[int, _Valid]],
+        outcomes: list[RoskvaError | None],
+        at: At | None,
+    ) -> None:
+        """Append what is valid, a call per partition, so that each item gets the outcome of its own. With `at`, one of them is sampled."""
         epoch = self._epoch_of(application)
+        sampled = -1 if at is None or not items else items[self._sampler.turns % len(items)][0]
         for _ in range(_EPOCH_RISES_MAX):
-            groups = self._grouped(Stamp(application, epoch, form=form), items)
+            groups = self._grouped(Stamp(application, epoch, form=form), items, sampled, at)
             epochs = await self._append_groups(groups, outcomes)
             if any(outcomes):
                 items = [item for item in items if outcomes[item[0]] is None]
             risen = [now for after in epochs if (now := after.get(application, 0)) != epoch]
             if not items or not risen:
                 self._metrics.updates_appended += len(items)
+                start = object_key(application, epoch, b"")
+                stamps = () if at is None else self._stamps(at, start, [one for index, one in items if index == sampled])
                 if self._hint is not None and items:
-                    start = object_key(application, epoch, b"")
-                    self._hint([Update(ObjectKey(start + one.name), one.version, one.source) for _, one in items if one.name is not None])
+                    updates = [Update(ObjectKey(start + one.name), one.version, one.source) for _, one in items if one.name is not None]
+                    self._hint(updates, stamps)
                 return
             epoch = max(risen)
         for index, _ in items:
             outcomes[index] = Unavailable("The application is being reset over and over.")
 
-    def _grouped(self, stamp: Stamp, items: list[tuple[int, _Valid]]) -> dict[int, _Group]:
+    def _stamps(self, at: At, start: bytes, sampled: Sequence[_Valid]) -> Sequence[Stamps]:
+        """Of the sampled item, now that it is durable; of none, if that was refused or has no name."""
+        if self._trails is None:
+            return ()
+        now_us = self._trails.now_us()
+        stamps = [
+            Stamps(ObjectKey(start + one.name), one.version, at.published_us, at.received_us, durable_us=now_us)
+            for one in sampled
+            if one.name is not None
+        ]
+        self._trails.accepted(stamps)
+        return stamps
+
+    def _grouped(self, stamp: Stamp, items: list[tuple[int, _Valid]], sampled: int, at: At | None) -> dict[int, _Group]:
         headers = stamp.encode()
+        sampled_headers = headers if at is None else stamp._replace(at=at).encode()
         start = object_key(stamp.application, stamp.epoch or 0, b"")
         partitions = self._settings.partitions
         groups: dict[int, _Group] = {}
@@ -205,7 +239,7 @@ class Publishing:
             if group is None:
                 group = groups[partition] = ([], [])
             group[0].append(index)
-            group[1].append(Entry(key, value, headers))
+            group[1].append(Entry(key, value, headers if index != sampled else sampled_headers))
         return groups
 
     async def _append_groups(self, groups: dict[int, _Group], outcomes: list[RoskvaError | None]) -> list[Mapping[str, int]]:

@@ -9,7 +9,6 @@ sends it again.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import sys
 import time
@@ -19,13 +18,14 @@ import msgspec
 
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, RoskvaError, TokenInvalid, TooManyConnections, Unavailable
+from roskva.gateway.connections import Connections
 from roskva.model import ClientId, client_partition
 from roskva.protocol.internal import Announce, Closed, Forward, Frame
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, decode_client, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar.handshakes import unverified
 from roskva.registrar.members import MemberView
-from roskva.registrar.sessions import Channel
+from roskva.registrar.sessions import Channel, Session
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ class Party(NamedTuple):
 class Connection(Channel, Protocol):
     """A client's connection at this gateway: a channel, and what routing remembers of it."""
 
-    number: int  # by which other gateways name it
-    token: str  # the last good one, "" before
-    claims: Claims | None  # of that token
+    @property
+    def number(self) -> int: ...  # by which other gateways name it
+
+    token: str  # the last good one, "" before. What it claims is in the session's memory, or is read from it again
     owner: str | None  # the member that its messages go to
     malformed: int  # messages in a row
     address: str  # that it counts for; "" without limits
@@ -60,7 +61,6 @@ class RemoteConnection(Channel, Protocol):
     """The same, at another gateway."""
 
     token: str
-    claims: Claims | None
 
 
 class Receiver(Protocol):
@@ -110,19 +110,17 @@ class Router:
         self._member = member
         self._wires = wires
         self._metrics = metrics
-        self._numbers = itertools.count(1)
         self._owners: list[str | None] = [None] * settings.partitions
         self._rerouting: asyncio.Task[None] | None = None
-        self.connections: dict[int, Connection] = {}
+        self.connections = Connections()
 
     def opened(self, connection: Connection) -> None:
-        connection.number = next(self._numbers)
-        self.connections[connection.number] = connection
+        self.connections.opened(connection)
         self._metrics.connections_opened += 1
         self._metrics.connections = len(self.connections)
 
     def closed(self, connection: Connection) -> None:
-        if self.connections.pop(connection.number, None) is not None:
+        if self.connections.closed(connection):
             self._metrics.connections = len(self.connections)
             self._move(connection, None)
 
@@ -153,15 +151,16 @@ class Router:
         return False
 
     def _dispatch(self, connection: Connection, message: ClientMessage, data: bytes) -> None:
+        claims: Claims | None = None
         if self._admission is not None and (message.init is not None or message.credential):
             self._admission.handshake(connection)  # before anything that costs more: a credential is verified, too
         if message.init is not None:
             if self._admission is not None:
                 self._admission.name(connection, message.init.application)
-            if connection.claims is None or connection.owner is None:
+            if not connection.token or connection.owner is None:
                 self._move(connection, self._owner_for_init(message.init.prior))
             # Else a session may live here, and lives until the next one speaks: its owner answers, and knows a late repeat.
-        elif message.token != connection.token or connection.claims is None:
+        elif message.token != connection.token or connection.owner is None:
             try:
                 claims = self._verify(message.token)
             except TokenInvalid as error:
@@ -170,9 +169,9 @@ class Router:
             if self._admission is not None:
                 self._admission.name(connection, claims.application)
             self._move(connection, self._owner_of(claims.client))
-            connection.token, connection.claims = message.token, claims
+            connection.token = message.token
         if connection.owner == self._member:
-            self._registrar.receive(connection, message, None if message.init is not None else connection.claims)
+            self._registrar.receive(connection, message, claims)
         elif connection.owner is not None and self._wires.send(connection.owner, Forward(connection.number, data)):
             self._metrics.messages_forwarded += 1
         else:
@@ -184,7 +183,7 @@ class Router:
             claims = self._keyring.verify(token)
         except msgspec.DecodeError:
             raise TokenInvalid("The token is of another version of the service.") from None
-        # Kept for as long as the connection: what most of them share is kept once.
+        # Kept for as long as the session: what most of them share is kept once.
         return claims._replace(application=sys.intern(claims.application), data_center=sys.intern(claims.data_center))
 
     def _refuse_token(self, connection: Connection, token: str, error: TokenInvalid) -> None:
@@ -192,7 +191,10 @@ class Router:
         unverified(connection, token, error, now_ms())
 
     def _owner_of(self, client: ClientId) -> str | None:
-        return self._owners[client_partition(client, self._settings.partitions)]
+        return self._owners[self._partition_of(client)]
+
+    def _partition_of(self, client: ClientId) -> int:
+        return client_partition(client, self._settings.partitions)
 
     def _owner_for_init(self, prior: str | None) -> str | None:
         """A new client begins here; a returning one at the owner of its id, if it is an id of this data center."""
@@ -236,8 +238,10 @@ class Router:
 
     async def _reroute(self) -> None:
         for turn, connection in enumerate(list(self.connections.values()), 1):
-            if connection.claims is not None and connection.number in self.connections:
-                self._move(connection, self._owner_of(connection.claims.client))
+            if connection.token and connection.number in self.connections:
+                note = connection.session
+                partition = note.partition if isinstance(note, Session) else self._partition_of(self._verify(connection.token).client)
+                self._move(connection, self._owners[partition])
                 # Also to an owner that stays: it may have let go of its sessions when its own view changed, and changed back.
                 self._announce(connection)
             if turn % _REROUTED_PER_TURN == 0:
@@ -251,12 +255,19 @@ class Router:
                 self._announce(connection)
 
     def _announce(self, connection: Connection) -> None:
-        if connection.claims is None or connection.owner is None:
+        if not connection.token or connection.owner is None:
             return
         if connection.owner == self._member:
-            self._registrar.announce(connection, connection.claims, connection.token)
+            self._registrar.announce(connection, self._verify(connection.token), connection.token)
         else:
             self._wires.send(connection.owner, Announce(connection.number, connection.token))  # without a link: link_up does it
+
+    def carries(self, client: ClientId, channel: Channel | None) -> bool:
+        """Whether a connection here is the client's, over this channel if one is known. Else it looks at all of other owners' clients."""
+        if channel is not None:
+            return self.connections.get(getattr(channel, "number", 0)) is channel
+        foreign = (one for one in self.connections.values() if one.token and one.owner != self._member)
+        return any(self._verify(connection.token).client == client for connection in foreign)
 
     def deliver(self, number: int, data: bytes) -> None:
         """From the owner at another gateway, for a connection here."""
@@ -287,12 +298,13 @@ class Router:
         """
         try:
             message = decode_client(data, self._settings.message_bytes_max)
+            claims: Claims | None = None
             if message.init is not None:
-                channel.token, channel.claims = "", None
-            elif message.token != channel.token or channel.claims is None:
-                channel.claims = self._verify(message.token)
+                channel.token = ""
+            elif message.token != channel.token:
+                claims = self._verify(message.token)
                 channel.token = message.token
-            self._registrar.receive(channel, message, channel.claims)
+            self._registrar.receive(channel, message, claims)
         except TokenInvalid as error:
             unverified(channel, message.token, error, now_ms())
         except RoskvaError as error:
@@ -303,9 +315,9 @@ class Router:
 
     def announced(self, channel: RemoteConnection, token: str) -> None:
         try:
-            channel.claims = self._verify(token)
+            claims = self._verify(token)
             channel.token = token
-            self._registrar.announce(channel, channel.claims, token)
+            self._registrar.announce(channel, claims, token)
         except TokenInvalid as error:
             log.warning("another gateway announced a connection with a bad token: %s", error)
         except Exception:

@@ -27,16 +27,18 @@ from roskva.gateway.addresses import peer_of
 from roskva.gateway.admission import Admission
 from roskva.gateway.attached import AttachedConnection, Attachment
 from roskva.gateway.opening import OPENING_S, Opening
+from roskva.gateway.permission import Asked
 from roskva.gateway.polled import PolledConnection, Polls, older
 from roskva.gateway.routing import error_message
+from roskva.gateway.sharing import SharedPort
 from roskva.gateway.tls import Certificates, SecureListener
+from roskva.gateway.trusted import TrustedClient, TrustedLine
 from roskva.gateway.websocket import SLOW_S, ChannelProtocol, HttpConnection, WebSocketConnection
 from roskva.protocol.channel import Channel
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from roskva.gateway.routing import Router
-    from roskva.gateway.trusted import TrustedLine
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +47,21 @@ SILENT_S: Final = 120.0
 _SWEEP_S: Final = 1.0
 _LOOK_S: Final = 0.02
 _BACKLOG: Final = 4_096
+_ENDED_PER_TURN: Final = 500  # connections of a gateway that stops
 # libuv accepts one connection in each turn of the loop, however many wait, and under load a turn takes milliseconds: it listens with so
 # many handles of the one socket.
 _ACCEPTED_AT_ONCE: Final = 16
 # A peer that vanished without a word is noticed by the kernel: after so long without an answer to data or to a probe.
 _DEAD_PEER_S: Final = 120
 
-AnyConnection = WebSocketConnection | HttpConnection | PolledConnection | AttachedConnection
+AnyConnection = WebSocketConnection | HttpConnection | PolledConnection | AttachedConnection | TrustedClient
 # By what carries them; attached are those of trusted lines, and of an application's own channels.
 _CHANNELS: Final[dict[type[AnyConnection], str]] = {
     WebSocketConnection: "websocket",
     HttpConnection: "websocket",
     PolledConnection: "polled",
     AttachedConnection: "attached",
+    TrustedClient: "attached",
 }
 
 
@@ -85,7 +89,9 @@ class Port:
         admission: Admission,
         http: Callable[[], asyncio.Protocol],
         certificates: Certificates | None = None,
+        member: str = "",
     ) -> None:
+        self.member = member  # this gateway, to the others
         self.metrics = metrics
         self._settings = settings
         self.admission = admission
@@ -106,13 +112,19 @@ class Port:
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
         self._http_addresses: dict[object, str] = {}  # of those that count for an address
         self._router = router
+        self.connections = router.connections
+        self._shared: SharedPort | None = None
         self._listener_socket: socket.socket | None = None
         self._servers: list[asyncio.Server | SecureListener] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     def bind(self, listen: str) -> str:
-        """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`."""
-        self._listener_socket = listening_socket(listen)
+        """Take the address; answers HOST:PORT as bound. Nobody is accepted before `start`. Blocks for a moment."""
+        if self._settings.share_port:
+            self._shared = SharedPort(listen, self._settings.data)
+            self._listener_socket = prepared(self._shared.socket)
+        else:
+            self._listener_socket = listening_socket(listen)
         return address_of(*self._listener_socket.getsockname()[:2])
 
     def served_by(self, server: web.Server) -> None:
@@ -144,6 +156,9 @@ class Port:
             server.close()
         if self._listener_socket is not None:
             self._listener_socket.close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         for opening in list(self.openings):
             opening.abort()
 
@@ -152,23 +167,25 @@ class Port:
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        going = list(self._router.connections.values())
+        going = list(self.connections.values())
         farewell = error_message(GoingAway(len(going) / self._reconnects_per_s))
-        for connection in going:
+        for turn, connection in enumerate(going, 1):
             connection.send(farewell)
             connection.close(GoingAway.code)
+            if turn % _ENDED_PER_TURN == 0:
+                await asyncio.sleep(0)
         for line in self.lines:
             line.close(GoingAway.code)
         for _ in range(int(wait_s / _LOOK_S)):
-            if not self._router.connections and not self.lines:
+            if not self.connections and not self.lines:
                 break
             await asyncio.sleep(_LOOK_S)
-        for connection in list(self._router.connections.values()):
+        for connection in list(self.connections.values()):
             cast(AnyConnection, connection).abort()
 
     def full(self) -> bool:
         """As many clients as allowed, or as many open files. A polled client may have two, a trusted line has one for all its clients."""
-        clients = len(self._router.connections) + len(self.openings) + len(self.polls.closed)
+        clients = len(self.connections) + len(self.openings) + len(self.polls.closed)
         files = self._websockets + len(self.openings) + self.http_connections()
         return self._stopping or max(clients, files) >= self._connections_max
 
@@ -182,7 +199,7 @@ class Port:
         if not self.admission.has_room(address):
             raise TooManyConnections("connections_per_address_max")
 
-    def address_of(self, request: web.Request) -> str:
+    def address_of(self, request: Asked) -> str:
         """What the client of a request counts by."""
         forwarded = request.headers.getall("X-Forwarded-For", [""])[-1]
         return self.admission.addresses.counted(peer_of(request.transport), forwarded)
@@ -248,7 +265,7 @@ class Port:
         silent_s = max([SILENT_S, *(2 * application.quiet_s for application in self._settings.applications.values())])
         for connection in older(self.admission.strangers, now_s - silent_s):
             del self.admission.strangers[connection]
-            if not isinstance(connection, AttachedConnection):  # whoever carries those is no stranger
+            if not isinstance(connection, (AttachedConnection, TrustedClient)):  # whoever carries those is no stranger
                 connection.close("silent")
         for connection in older(self.paused, now_s - SLOW_S):
             self.metrics.slow_consumers += 1
@@ -258,7 +275,10 @@ class Port:
 
 
 def listening_socket(listen: str) -> socket.socket:
-    listener = bound_socket(listen)
+    return prepared(bound_socket(listen))
+
+
+def prepared(listener: socket.socket) -> socket.socket:
     listener.setblocking(False)
     # Accepted sockets inherit these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -11,41 +11,77 @@ import asyncio
 import hmac
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from roskva.errors import TrustRefused
+from roskva.errors import MessageTooLarge, RoskvaError, TrustRefused, Unavailable
+from roskva.gateway.admission import Noted
+from roskva.gateway.routing import error_message
 from roskva.gateway.websocket import CLOSE_CODES, CLOSE_WAIT_S, POLICY, SLOW_S
-from roskva.protocol.channel import Channel
 from roskva.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from roskva.gateway.attached import Attachment
     from roskva.gateway.server import Port
 
 TRUSTED_PATH: Final = "/v1/trusted"
 BUFFER_BYTES_MAX: Final = 16 << 20
 NUMBER_DIGITS_MAX: Final = 15
+_ENDED_PER_TURN: Final = 500  # clients of a line that is gone
 
 
-class _Numbered(Channel):
-    """The gateway's end of one client's channel."""
+class TrustedClient(Noted):
+    """A client's connection over a line, from its first message until either side ends it.
 
-    def __init__(self, line: TrustedLine, number: int) -> None:
+    One small object, since there may be a million of them: channel, connection and the Registrar's note. It is open while the line knows
+    it by its number.
+    """
+
+    __slots__ = ("_line", "_note", "malformed", "name", "owner", "party", "token")
+
+    address = ""  # whoever carries it is trusted
+
+    def __init__(self, line: TrustedLine, name: int) -> None:
         self._line = line
-        self._number = number
+        self.name = name  # its number on the line
+        self.party = line.port.admission.party("")
+        self.token = ""
+        self.owner: str | None = None
+        self.malformed = 0
+        self._note: object | None = None
+
+    @property
+    def number(self) -> int:
+        return self._line.first + self.name
+
+    @property
+    def _port(self) -> Port:  # type: ignore[override]  # Noted only reads it
+        return self._line.port
 
     def send(self, data: bytes) -> None:
-        self._line.put(b"%d %b" % (self._number, data))
+        line = self._line
+        if line.clients.get(self.name) is self:
+            line.port.metrics.messages_sent += 1
+            line.put(b"%d %b" % (self.name, data))
+
+    def close(self, code: str) -> None:
+        line = self._line
+        if line.clients.get(self.name) is self:
+            del line.clients[self.name]
+            line.port.closed(self)
+
+    def abort(self) -> None:
+        self.close("aborted")
 
 
 class TrustedLine:
     """One such WebSocket."""
 
     def __init__(self, port: Port) -> None:
-        self._port = port
-        self._clients: dict[int, tuple[_Numbered, Attachment]] = {}
+        self.port = port
+        self.clients: dict[int, TrustedClient] = {}
+        self.first = 0  # of their numbers at this gateway, once it has begun
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._ready = asyncio.Event()
@@ -55,22 +91,37 @@ class TrustedLine:
 
     async def run(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(
-            compress=False, max_msg_size=self._port.message_bytes_max + NUMBER_DIGITS_MAX + 1, timeout=CLOSE_WAIT_S
+            compress=False, max_msg_size=self.port.message_bytes_max + NUMBER_DIGITS_MAX + 1, timeout=CLOSE_WAIT_S
         )
         await socket.prepare(request)
         self._transport = request.transport
-        self._port.lines.add(self)
+        self.first = self.port.connections.line_began(self.clients)
+        self.port.lines.add(self)
         writing = asyncio.create_task(self._write(socket))
         try:
             async for message in socket:
                 if not self._closing and (message.type != WSMsgType.TEXT or not self._received(message.data.encode())):
                     self.close("protocol-error")
         finally:
-            self._port.lines.discard(self)
+            self._closing = self._closing or "closed"
+            self.port.lines.discard(self)
             writing.cancel()
-            for _, attachment in self._clients.values():
-                attachment.closed()
+            try:
+                await self._end_clients()
+            finally:
+                self.port.connections.line_ended(self.first)
         return socket
+
+    async def _end_clients(self) -> None:
+        """All of them are gone. Some in each turn of the event loop: there may be a million."""
+        try:
+            while self.clients:
+                for client in list(islice(self.clients.values(), _ENDED_PER_TURN)):
+                    client.close("closed")
+                await asyncio.sleep(0)
+        finally:
+            for client in list(self.clients.values()):  # there is no time any more
+                client.close("closed")
 
     def _received(self, frame: bytes) -> bool:
         """Answers whether it was of the agreed form."""
@@ -78,29 +129,37 @@ class TrustedLine:
         if not (digits.isdigit() and len(digits) <= NUMBER_DIGITS_MAX):
             return False
         number = int(digits)
+        client = self.clients.get(number)
         if not space:
-            if (known := self._clients.pop(number, None)) is not None:
-                known[1].closed()
-            return True
-        if number not in self._clients:
-            channel = _Numbered(self, number)
-            self._clients[number] = (channel, self._port.attach(channel))
-        channel, attachment = self._clients[number]
-        channel.received(data)
-        if not attachment.is_open:  # refused, or closed by the gateway: the next message may begin anew
-            del self._clients[number]
+            if client is not None:
+                client.close("closed")
+        elif len(data) > self.port.message_bytes_max:
+            self._refuse(number, MessageTooLarge(len(data), self.port.message_bytes_max))
+        elif client is not None:
+            self.port.received(client, data)
+        elif self.port.full():
+            self.port.metrics.limited_connections += 1
+            self._refuse(number, Unavailable("This gateway has as many connections as allowed."))
+        else:
+            client = self.clients[number] = TrustedClient(self, number)
+            self.port.opened(client)
+            self.port.received(client, data)
         return True
+
+    def _refuse(self, number: int, error: RoskvaError) -> None:
+        self.port.metrics.messages_sent += 1
+        self.put(b"%d %b" % (number, error_message(error)))
 
     def put(self, frame: bytes) -> None:
         if self._closing:
             return
         if self._queued_bytes > BUFFER_BYTES_MAX:
-            self._port.metrics.messages_dropped += 1
+            self.port.metrics.messages_dropped += 1
             now_s = time.monotonic()
             if self._full_since_s is None:
                 self._full_since_s = now_s
             elif now_s - self._full_since_s > SLOW_S:
-                self._port.metrics.slow_consumers += 1
+                self.port.metrics.slow_consumers += 1
                 self._cut()
             return
         self._queued_bytes += len(frame)
@@ -125,7 +184,7 @@ class TrustedLine:
                     await self._ready.wait()
                     continue
                 frame = self._queue.popleft()
-                await socket.send_str(frame.decode())
+                await socket.send_frame(frame, WSMsgType.TEXT)
                 self._queued_bytes -= len(frame)
                 self._full_since_s = None
             await socket.close(code=WSCloseCode(CLOSE_CODES.get(self._closing, POLICY)), message=self._closing.encode())

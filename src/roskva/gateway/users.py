@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from msgspec import Struct
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, Overloaded, RoskvaError, UnknownApplication
 from roskva.gateway.details import Page
-from roskva.model import DAY_S, DROP_COPY, OUTCOME_ERASE, ClientId, ObjectKey, Propagation
+from roskva.model import DAY_S, DROP_COPY, OUTCOME_ERASE, ClientId, ObjectKey, Propagation, client_partition
 from roskva.registrar.cells import CREATED, Created, read_created
 from roskva.registrar.row import ClientRow
 from roskva.registrar.service import Registrar
@@ -35,6 +35,7 @@ _WAITING_MAX: Final = 4
 _NO_OBJECT: Final = ObjectKey(b"")
 
 T = TypeVar("T")
+Elsewhere = Callable[[list[str]], Awaitable[dict[str, bool]]]
 
 
 class _Erase(Struct, forbid_unknown_fields=True):
@@ -88,12 +89,18 @@ class Users:
         async with self._turn:
             await asyncio.to_thread(self._links.close)
 
-    async def clients(self, application: str, user: str, page: Page) -> dict[str, Any]:
-        """A page of them, and where to go on; empty: there is no more. A page may be empty, and not the last."""
+    async def clients(self, application: str, user: str, page: Page, elsewhere: Elsewhere) -> dict[str, Any]:
+        """A page of them, and where to go on; empty: there is no more. A page may be empty, and not the last.
+
+        `elsewhere` asks the other gateways which of theirs are online.
+        """
         self._check(application, user)
         place = _Place.of(page.after)
         found, following = await self._in_turn(lambda: self._look(application, user, place, page.limit))
-        clients = [known | {"online": self._online(ClientId(known["client"]), partition)} for partition, known in found]
+        clients = [known | {"online": self.online_here(ClientId(known["client"]))} for known in found]
+        others = await elsewhere([known["client"] for known in clients if known["online"] is None])
+        for known in clients:
+            known["online"] = others.get(known["client"], known["online"])
         return {"application": application, "user": user, "clients": clients, "next": following}
 
     async def erase(self, body: bytes) -> dict[str, Any]:
@@ -124,11 +131,11 @@ class Users:
 
     # In a thread.
 
-    def _look(self, application: str, user: str, place: _Place, limit: int) -> tuple[list[tuple[int, dict[str, Any]]], str]:
-        """Their partitions, and what their rows say."""
+    def _look(self, application: str, user: str, place: _Place, limit: int) -> tuple[list[dict[str, Any]], str]:
+        """What their rows say."""
         epoch = self._manifest.epoch(application)
         found, following = self._walk(application, user, place, limit)
-        return [(one.place.partition, _described(one, epoch)) for one in found], following
+        return [_described(one, epoch) for one in found], following
 
     def _walk(self, application: str, user: str, place: _Place, limit: int) -> tuple[list[_Found], str]:
         """Some of them, and where to go on; nowhere, after the last row."""
@@ -166,9 +173,10 @@ class Users:
 
     # On the event loop.
 
-    def _online(self, client: ClientId, partition: int) -> bool | None:
+    def online_here(self, client: ClientId) -> bool | None:
         """None: only its owner knows."""
-        return client in self._registrar.sessions if self._registrar.owns(partition) else None
+        owned = self._registrar.owns(client_partition(client, self._settings.partitions))
+        return client in self._registrar.sessions if owned else None
 
 
 def _described(one: _Found, epoch: int) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from roskva.gateway.unfinished import FREE_BYTES
 
 if TYPE_CHECKING:
     from roskva.gateway.server import Port
-    from roskva.protocol.tokens import Claims
 
 SLOW_S: Final = 5.0
 CLOSE_WAIT_S: Final = 2.0  # for the client's half of the closing handshake
@@ -65,6 +64,9 @@ _TEXT: Final = WSMsgType.TEXT
 # is full, the head is overwritten before it is sent.
 _COPIED_BYTES_MAX: Final = 8192
 _NO_HEADERS: Final[dict[str, str]] = {}
+# libuv reads a socket up to 32 times in a turn of the loop, as long as there is something. Of one that had so much at once it reads once.
+_TURN_BYTES: Final = 4096
+_FILLED_BYTES_MAX: Final = 8192
 
 
 class WebSocketConnection(WSListener, Noted):
@@ -72,14 +74,13 @@ class WebSocketConnection(WSListener, Noted):
 
     __slots__ = (
         "_closing", "_note", "_partial", "_port", "_transport",
-        "address", "claims", "malformed", "number", "owner", "party", "token", "unfinished",
+        "address", "malformed", "number", "owner", "party", "token", "unfinished",
     )  # fmt: skip
 
     address: str
     party: Party
     number: int
     token: str
-    claims: Claims | None
     owner: str | None
     malformed: int
     unfinished: int
@@ -93,7 +94,6 @@ class WebSocketConnection(WSListener, Noted):
         self.party = port.admission.party(origin)
         self.number = 0
         self.token = ""
-        self.claims = None
         self.owner = None
         self.malformed = 0
         self.unfinished = 0  # bytes of a message that is not complete, and perhaps some before it
@@ -166,6 +166,16 @@ class WebSocketConnection(WSListener, Noted):
         if not self._closing:
             self._port.admission.unfinished.grew(self, self.unfinished)
 
+    def let_others(self) -> None:
+        """It says very much: the rest of it in the next turn of the loop, after what others have to say."""
+        if not self._closing and self._transport is not None:
+            self._transport.underlying_transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._closing and self._transport is not None:
+            self._transport.underlying_transport.resume_reading()
+
     def pause_writing(self) -> None:
         self._port.paused[self] = time.monotonic()
 
@@ -208,14 +218,22 @@ class ChannelProtocol(WSProtocol):  # type: ignore[misc]  # an extension's class
     __slots__ = ("connection",)
     connection: WebSocketConnection
 
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """picows doubles a buffer that was filled, whatever with. One that is large already is filled with nothing but a larger message."""
+        free: memoryview = _get_buffer(self, size_hint)
+        return free if len(free) <= _FILLED_BYTES_MAX else free[: len(free) // 2]
+
     def buffer_updated(self, count: int) -> None:
         connection = self.connection
         connection.unfinished += count
         _buffer_updated(self, count)
         if connection.unfinished > FREE_BYTES:
             connection.grew()
+        if count > _TURN_BYTES:
+            connection.let_others()
 
 
+_get_buffer: Final[Any] = WSProtocol.get_buffer
 _buffer_updated: Final[Any] = WSProtocol.buffer_updated
 
 
@@ -230,7 +248,7 @@ class HttpConnection(Noted):
 
     __slots__ = (
         "_closed", "_note", "_port", "_queue", "_queued_bytes", "_transport",
-        "address", "claims", "malformed", "number", "owner", "party", "token", "unfinished",
+        "address", "malformed", "number", "owner", "party", "token", "unfinished",
     )  # fmt: skip
 
     def __init__(self, port: Port, address: str, origin: str) -> None:
@@ -243,7 +261,6 @@ class HttpConnection(Noted):
         self.party = port.admission.party(origin)
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.unfinished = 0

@@ -101,7 +101,7 @@ def read_events(rows: Iterable[tuple[Any, ...]], forms: Mapping[str, Form], epoc
 
 
 def _read_update(origin: Origin, bridged: tuple[Any, ...], forms: Mapping[str, Form], epoch_of: Callable[[str], int]) -> Update | Malformed:
-    application, epoch, again, _, _, form = Stamp.decode(origin.headers)
+    application, epoch, again, _, _, form, _ = Stamp.decode(origin.headers)
     known = forms.get(application)
     if known is None and form is None:
         error = UnknownApplication(application)

@@ -27,9 +27,9 @@ from roskva.feed.known import UNPROVEN
 from roskva.matcher.cells import REG, VERSION, object_row
 from roskva.matcher.core import Change, collapse, tell_invalidated, tell_registered
 from roskva.matcher.events import Invalidation, decode_fan_out
-from roskva.matcher.forms import Malformed
+from roskva.matcher.forms import Malformed, stamps_of
 from roskva.matcher.scratch import Homeless, Unwalked, homeless_cell, unwalked_cell
-from roskva.model import ObjectKey, Propagation, Update, partition_of
+from roskva.model import ObjectKey, Propagation, Stamps, Update, partition_of
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import Origin, dead_letter
 from roskva.pipeline.health import count_round
@@ -53,6 +53,7 @@ class _Records:
 
     updates: list[Update] = field(default_factory=list)
     origins_of: dict[ObjectKey, list[Origin]] = field(default_factory=dict)
+    sampled: dict[ObjectKey, Stamps] = field(default_factory=dict)  # those of its highest version
     invalidations: dict[tuple[Invalidation, int], list[Origin]] = field(default_factory=dict)  # by what and by partition
 
 
@@ -86,10 +87,20 @@ class _Walk:
         self._version: Row | None = None if change is not None else {}
         self._after = after
         self.done = False
+        self.sampled: Stamps | None = None
+        self._pages = 0
 
     @property
     def is_update(self) -> bool:
         return self._change is not None
+
+    def stamps(self, now_us: int) -> list[Stamps]:
+        """Of a sampled update, for the page that is told now: of few pages, from the first to the last, and its hops with the first."""
+        if self.sampled is None or self._pages & (self._pages - 1):
+            return []
+        if self._pages > 1:
+            return [self.sampled._replace(picked_us=0, read_us=0, bridged_us=0)]
+        return [self.sampled._replace(matched_us=now_us)]
 
     def aside(self) -> Cell:
         """What stands in scratch for the rest of this walk. The version is in the row, or was when this began."""
@@ -102,6 +113,7 @@ class _Walk:
         if self._version is None:
             self._version = table.read([self.row], prefix=VERSION)[self.row]
         page = table.read([self.row], prefix=REG, limit=PAGE_CELLS, after=self._after)[self.row]
+        self._pages += 1
         return {**page, **self._version}
 
     def told_of(self, page: Row) -> list[Propagation]:
@@ -124,6 +136,9 @@ class _PrefixWalk:
     """An invalidation on its way through the rows of one partition whose keys are longer than a prefix and begin with it."""
 
     is_update: Final = False
+
+    def stamps(self, now_us: int) -> list[Stamps]:
+        return []
 
     def __init__(self, prefix: bytes, partition: int, partitions: int, origins: Sequence[Origin], after: bytes = b"") -> None:
         self.origins = origins
@@ -175,6 +190,9 @@ class FanOut:
         self._teller = Teller(connected, self.counts)
         self._counted_s = float("-inf")
 
+    def _now_us(self) -> int:
+        return int(self._around.wall_clock() * 1_000_000)
+
     def run(self, origins: Iterable[Origin]) -> Counts:
         walks = deque(self._begun(self._read(origins)))
         backoff = Backoff("reading the registrations of large objects", self._around)
@@ -199,7 +217,7 @@ class FanOut:
                 why = Malformed("internal", f"The fan-out of this object failed: {type(error).__name__}: {error}.")
                 self._teller.bury([dead_letter(origin, why) for origin in walk.origins])
                 continue
-            settled = self._teller.tell(told)
+            settled = self._teller.tell(told, walk.stamps(self._now_us()))
             if not walk.is_update:
                 self.counts.invalidated += settled
             self._count_round()
@@ -229,7 +247,9 @@ class FanOut:
         for update in records.updates:
             rounds[update.object] = max(update.rounds, rounds.get(update.object, 0))
         for key, change in collapse(records.updates, ()).changes.items():
-            yield _Walk(key, change, self._partitions, records.origins_of[key], rounds[key])
+            walk = _Walk(key, change, self._partitions, records.origins_of[key], rounds[key])
+            walk.sampled = records.sampled.get(key)
+            yield walk
         for (invalidation, partition), origins in records.invalidations.items():
             key, after = ObjectKey(invalidation.invalidate), invalidation.after
             if not invalidation.prefix:
@@ -253,6 +273,9 @@ class FanOut:
                 records.invalidations.setdefault((record, origin.partition), []).append(origin)
             else:
                 records.updates.append(record)
+                stamps = stamps_of(record.object, record.version, origin.headers)
+                if stamps is not None and record.version >= max(one.version for one in records.updates if one.object == record.object):
+                    records.sampled[record.object] = stamps._replace(bridged_us=self._now_us(), fanned_out=True)
                 records.origins_of.setdefault(record.object, []).append(origin)
         self._teller.bury(letters)
         return records

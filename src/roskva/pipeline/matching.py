@@ -25,9 +25,9 @@ from roskva.feed.known import known_since, since_of
 from roskva.matcher.cells import VERSION, object_row
 from roskva.matcher.core import Batch, accept, cells_to_read, collapse, hand_over, match
 from roskva.matcher.events import encode_update
-from roskva.matcher.forms import Malformed, Stamp, form_of
+from roskva.matcher.forms import Malformed, Stamp, form_of, handed_over, stamps_of
 from roskva.matcher.scratch import Homeless, homeless_cell
-from roskva.model import ObjectKey, Propagation, Update, partition_of
+from roskva.model import ObjectKey, Propagation, Stamps, Update, partition_of
 from roskva.pipeline.breaker import Pieces
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import COLUMNS, Events, dead_letter, read_events
@@ -87,10 +87,12 @@ class Task:
         self._manifest: Manifest = connected.manifest
         self._breaker = connected.breaker
         self._came: dict[ObjectKey, _Came] = {}
+        self._sampled: dict[ObjectKey, Stamps] = {}
         self.counts = Counts()
         self._teller = Teller(connected, self.counts)
 
     def run(self, rows: Iterable[tuple[Any, ...]]) -> Counts:
+        began_us = self._now_us()
         forms = {name: form_of(application) for name, application in self._settings.applications.items()}
         epoch_of = _remembered(lambda application: persist("reading the epoch", lambda: self._manifest.epoch(application), self._around))
         events = read_events(rows, forms, epoch_of)
@@ -98,6 +100,7 @@ class Task:
         self.counts.registrations = len(events.registrations)
         self._teller.bury(events.letters)
         self._came = _came(events, _remembered(self._since))
+        self._sampled = _sampled(events, began_us)
         # Their rows work again: the sweep that brought them home has written there.
         self._breaker.served(self._row(key) for key, came in self._came.items() if came.rounds)
         self._settle(self._parts(events), events)
@@ -128,7 +131,7 @@ class Task:
                 self._breaker.tried_in_vain(row, began_s)
         self._breaker.put_aside(self._rows(tried.failed))
         first = self._try(waiting, events)
-        self._teller.tell(tried.propagations + first.propagations)
+        self._teller.tell(tried.propagations + first.propagations, self._matched())
         waiting = first.failed + self._put_aside(aside + tried.failed)
         patience_until_s = self._around.clock() + self._settings.scratch_after_s
         backoff = Backoff("writing the Matcher's rows", self._around)
@@ -137,7 +140,7 @@ class Task:
             self.counts.retries += 1
             backoff.pause(tried.reason or first.reason)
             tried = self._try(waiting, events)
-            self._teller.tell(tried.propagations)
+            self._teller.tell(tried.propagations, self._matched())
             waiting = tried.failed
             if self._around.clock() >= patience_until_s:
                 self._breaker.put_aside(self._rows(waiting))
@@ -210,6 +213,14 @@ class Task:
         changes = [{key: change for key, change in part.changes.items() if key in kept} for part in parts]
         return [Batch(some, {}) for some in changes if some]
 
+    def _matched(self) -> list[Stamps]:
+        """The sampled updates, now that rows were written and read."""
+        now_us = self._now_us() if self._sampled else 0
+        return [one._replace(matched_us=now_us) for one in self._sampled.values()]
+
+    def _now_us(self) -> int:
+        return int(self._around.wall_clock() * 1_000_000)
+
     def _rows(self, parts: Iterable[Batch]) -> list[RowKey]:
         return [self._row(key) for part in parts for key in part.objects]
 
@@ -241,8 +252,13 @@ class Task:
     def _hand_over(self, updates: list[Update]) -> None:
         if updates:
             counted = (update._replace(rounds=self._came[update.object].rounds) for update in updates)
-            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update)) for update in counted])
+            self._feed.append(FAN_OUTS, [Entry(update.object, encode_update(update), self._headers(update)) for update in counted])
             self.counts.fan_outs += len(updates)
+
+    def _headers(self, update: Update) -> bytes:
+        """Of a record that is handed over."""
+        sampled = self._sampled.get(update.object)
+        return handed_over(update.object, sampled if sampled is not None and sampled.version == update.version else None)
 
     def _since(self, came: tuple[int, int]) -> int:
         """By partition and incarnation of the record that brought a version. What is lost after this look is newer than what it finds."""
@@ -278,6 +294,16 @@ def _came(events: Events, since: Callable[[tuple[int, int]], int]) -> dict[Objec
             one = _Came(update.version, since((origin.partition, origin.incarnation)), 0)
         came[update.object] = max(came.get(update.object, one), one)
     return came
+
+
+def _sampled(events: Events, bridged_us: int) -> dict[ObjectKey, Stamps]:
+    """The stamps of sampled updates; of an object, those of its highest version. Not of what a sweep brought back."""
+    sampled: dict[ObjectKey, Stamps] = {}
+    for update, origin in events.updates:
+        stamps = None if update.again else stamps_of(update.object, update.version, origin.headers)
+        if stamps is not None and (update.object not in sampled or sampled[update.object].version < update.version):
+            sampled[update.object] = stamps._replace(bridged_us=bridged_us)
+    return sampled
 
 
 def _remembered(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -39,6 +39,7 @@ from roskva.model import (
     PUT_ASIDE,
     UNAVAILABLE,
     Propagation,
+    Stamps,
 )
 from roskva.pipeline.blind import write_blindly
 from roskva.pipeline.breaker import Breaker
@@ -95,6 +96,12 @@ class _Open:
         return self.told.outcome in _PUT_ASIDE
 
 
+def _stamps_of(items: Iterable[_Open], stamps: Sequence[Stamps]) -> list[Stamps]:
+    """Those of the updates that these tell of: a later version, found in the row, was told instead of some."""
+    told = {(item.told.object, item.told.version) for item in items if item.told.outcome == OUTCOME_UPDATE}
+    return [one for one in stamps if (one.object, one.version) in told]
+
+
 class Links:
     """A worker's connections to gateways. Used by one thread; the probing thread shares only what the lock guards."""
 
@@ -112,11 +119,18 @@ class Links:
         self._probing = False
         self._breaker = Breaker(around.clock)
 
-    def propagate(self, propagations: Sequence[Propagation], rounds_max: int | None = None, patient: bool = True) -> Told:
+    def propagate(
+        self,
+        propagations: Sequence[Propagation],
+        rounds_max: int | None = None,
+        patient: bool = True,
+        stamps: Sequence[Stamps] = (),
+    ) -> Told:
         """Tell every Registrar, or write in its stead, until all is settled or put aside. Never raises for a row or a Registrar.
 
         With `rounds_max`, for what may as well be asked another time: what is open after so many rounds is answered UNAVAILABLE.
-        Without patience, rows that cannot be written are put aside after one try: for what was put aside before.
+        Without patience, rows that cannot be written are put aside after one try: for what was put aside before. The stamps of sampled
+        updates go along with what is told of them.
         """
         result = Told([UNAVAILABLE] * len(propagations))
         waiting = self._begin(propagations, patient, result)
@@ -126,7 +140,7 @@ class Links:
             round_began_s = self._around.clock()
             self._refresh_members(fresh=backoff.rounds > 0)
             calls, blindly = self._route(waiting)
-            unsettled = self._ask(calls, result)
+            unsettled = self._ask(calls, result, stamps)
             blindly += [item for item in unsettled if item.given_up]
             waiting = [item for item in unsettled if not item.given_up]
             waiting += self._write_blindly(blindly, result)
@@ -212,13 +226,13 @@ class Links:
                 calls.setdefault(identity, []).append(item)
         return calls, blindly
 
-    def _ask(self, calls: Mapping[str, list[_Open]], result: Told) -> list[_Open]:
+    def _ask(self, calls: Mapping[str, list[_Open]], result: Told, stamps: Sequence[Stamps]) -> list[_Open]:
         """Send all calls, then collect the answers. What is not settled comes back, counted."""
         sent: list[tuple[str, dict[int, list[_Open]]]] = []
         unsettled: list[_Open] = []
         for identity, items in calls.items():
             chunks = {next(self._calls): items[at : at + _CALL_MAX] for at in range(0, len(items), _CALL_MAX)}
-            if self._send(identity, chunks):
+            if self._send(identity, chunks, stamps):
                 sent.append((identity, chunks))
             else:
                 unsettled += self._no_answer(identity, chunks)
@@ -228,7 +242,7 @@ class Links:
                 unsettled += self._no_answer(identity, chunks)
         return unsettled
 
-    def _send(self, identity: str, chunks: Mapping[int, list[_Open]]) -> bool:
+    def _send(self, identity: str, chunks: Mapping[int, list[_Open]], stamps: Sequence[Stamps]) -> bool:
         """A connection that was kept open may have died long ago: it is made anew once, within the same time."""
         deadline_s = self._around.clock() + self._settings.propagation_timeout_s
         for attempt in (1, 2):
@@ -236,7 +250,7 @@ class Links:
             try:
                 link = self._link(identity, deadline_s)
                 for call, items in chunks.items():
-                    link.send(Propagate(call, [item.told for item in items]), deadline_s)
+                    link.send(Propagate(call, [item.told for item in items], _stamps_of(items, stamps) if stamps else []), deadline_s)
                 return True
             except OSError as error:
                 self._hang_up(identity)

@@ -25,7 +25,7 @@ from roskva.pipeline.connections import Connections
 from roskva.pipeline.patience import persist
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
-from roskva.registrar.cells import CREATED, REG, REGISTERED, read_created
+from roskva.registrar.cells import CREATED, REG, is_registered, read_created
 from roskva.table.interface import Row
 from roskva.table.manifest import RECOVERING, Address, PartitionRecord
 
@@ -67,7 +67,7 @@ def registrations_to_repair(
         return
     epoch = epoch_of_application(created.application)
     for name, cell in row.items():
-        if name.startswith(REG) and cell.value == REGISTERED:
+        if name.startswith(REG) and is_registered(cell):
             key = ObjectKey(name[len(REG) :])
             if epoch_of(key) == epoch and partition_of(key, partitions) in lost:
                 yield Propagation(client, key, cell.timestamp, OUTCOME_LOST, 0)

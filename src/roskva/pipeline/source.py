@@ -18,9 +18,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from roskva.config import Settings
-from roskva.feed.interface import DEAD_LETTERS, Feed, Position
+from roskva.feed.interface import DEAD_LETTERS, UPDATES, Feed, Position
+from roskva.matcher.forms import SAMPLED, picked
 from roskva.pipeline.connections import connections, settle_memory
 from roskva.pipeline.offsets import MATCHING, SUBSCRIPTION, Place, Range, Stream, advance, from_json, plan, share_out, to_json
+from roskva.pipeline.pace import Pace
 from roskva.pipeline.patience import persist
 
 if TYPE_CHECKING:
@@ -85,8 +87,9 @@ class FeedSource(DataSource):
 class TaskRanges(InputPartition):
     """What one task reads."""
 
-    def __init__(self, ranges: list[Range]) -> None:
+    def __init__(self, ranges: list[Range], planned_us: int = 0) -> None:
         self.ranges = ranges
+        self.planned_us = planned_us  # when the batch was begun
 
 
 class FeedReader(DataSourceStreamReader):
@@ -115,7 +118,8 @@ class FeedReader(DataSourceStreamReader):
         return to_json(self._plans.end_after(from_json(start)))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [TaskRanges(ranges) for ranges in self._plans.tasks(from_json(start), from_json(end))]
+        planned_us = _now_us()
+        return [TaskRanges(ranges, planned_us) for ranges in self._plans.tasks(from_json(start), from_json(end))]
 
     def commit(self, end: dict[str, Any]) -> None:
         self._plans.processed(from_json(end))
@@ -125,21 +129,28 @@ class FeedReader(DataSourceStreamReader):
         settle_memory("source")
         feed = persist("opening the feed", lambda: connections(self._settings).feed)
         for wanted in partition.ranges:
-            batch = persist(f"reading {wanted.topic}/{wanted.partition}", partial(read_range, feed, wanted))
+            batch = persist(f"reading {wanted.topic}/{wanted.partition}", partial(read_range, feed, wanted, partition.planned_us))
             if batch.num_rows:
                 yield batch
 
 
-def read_range(feed: Feed, wanted: Range) -> pa.RecordBatch:
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+def read_range(feed: Feed, wanted: Range, planned_us: int = 0) -> pa.RecordBatch:
+    """The records of a range. A sampled one says from here on when its batch was begun, and when it was read."""
     records = feed.read(wanted.topic, wanted.partition, wanted.start, wanted.end)
     count = len(records)
+    read_us = _now_us()
+    headers = [record.headers if SAMPLED not in record.headers else picked(record.headers, planned_us, read_us) for record in records]
     columns = [
         pa.array([wanted.topic] * count, pa.string()),
         pa.array([wanted.partition] * count, pa.int32()),
         pa.array([record.offset for record in records], pa.int64()),
         pa.array([wanted.incarnation] * count, pa.int64()),
         pa.array([record.time_ms for record in records], pa.int64()),
-        pa.array([record.headers for record in records], pa.binary()),
+        pa.array(headers, pa.binary()),
         pa.array([record.key for record in records], pa.binary()),
         pa.array([record.value for record in records], pa.binary()),
     ]
@@ -156,6 +167,7 @@ class _Planning:
         # A fan-out is long, and one task of it leaves the other cores to those who are not to wait for it.
         self._tasks_max = settings.pipeline_cores if stream == MATCHING else 1
         self._processed: dict[Place, Position] = {}  # told by Spark, not yet committed to the feed
+        self._pace = Pace(settings, stream)
         self._committed_s = 0.0
         self._trimmed_s = time.monotonic()
 
@@ -169,15 +181,29 @@ class _Planning:
         return oldest, newest
 
     def end_after(self, start: dict[Place, Position]) -> dict[Place, Position]:
-        """The end of the next batch; waits up to a second for there to be one."""
+        """The end of the next batch; waits up to a second for there to be one, or for as long as it may wait."""
+        self._pace.asked(time.monotonic())
         oldest, newest = self.positions()
         end = advance(start, oldest, newest, self._records_max)
-        if end != start:
+        if end == start:
+            self._trim()
+            self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
+            if not persist("waiting for the feed", lambda: self._feed.wait(self._stream.topics, newest, WAIT_S)):
+                return start
+            oldest, newest = self.positions()
+            end = advance(start, oldest, newest, self._records_max)
+        end = self._rested(start, end)
+        self._pace.began(time.monotonic())
+        return end
+
+    def _rested(self, start: dict[Place, Position], end: dict[Place, Position]) -> dict[Place, Position]:
+        """After the rest that this batch allows, or when something came that does not wait: the end of what there is then."""
+        rest_s = self._pace.rest_s(start, end, time.monotonic())
+        if rest_s <= 0:
             return end
-        self._trim()
-        self._commit(WAIT_S)  # idle: Spark's own call for the last batch may not come before the next one
-        if not persist("waiting for the feed", lambda: self._feed.wait(self._stream.topics, newest, WAIT_S)):
-            return start
+        topics = [topic for topic in self._stream.topics if topic != UPDATES]
+        seen = {place: position for place, position in end.items() if place[0] != UPDATES}
+        persist("resting", lambda: self._feed.wait(topics, seen, rest_s))
         oldest, newest = self.positions()
         return advance(start, oldest, newest, self._records_max)
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from roskva.errors import FeedFull, Unavailable
 from roskva.feed.interface import DEAD_LETTERS, Entry
 from roskva.matcher.core import drop_copies
 from roskva.matcher.scratch import untold_cell
-from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, SETTLED, Propagation, are_private
+from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, SETTLED, Propagation, Stamps, are_private
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.events import decode_dead_letter
 from roskva.pipeline.patience import Backoff, persist
@@ -58,7 +58,7 @@ class Teller:
         self._connected = connected
         self._counts = counts
 
-    def tell(self, propagations: Sequence[Propagation]) -> int:
+    def tell(self, propagations: Sequence[Propagation], stamps: Sequence[Stamps] = ()) -> int:
         """Returns when nothing is owed for any of them: told, or put aside for a sweep. Answers how many Registrars have settled.
 
         Not among those: what was put aside, and registrations of which nothing lives any more.
@@ -66,20 +66,22 @@ class Teller:
         backoff = Backoff("putting aside what cannot be told", self._connected.around)
         settled = 0
         while propagations:
-            verdicts = self.offer(propagations)
+            verdicts = self.offer(propagations, stamps=stamps)
             settled += sum(verdict == SETTLED for verdict in verdicts)
             propagations = self._put_aside(propagations, verdicts)
             if propagations:
                 backoff.pause(f"neither {len(propagations):,} clients' rows nor scratch can be written")
         return settled
 
-    def offer(self, propagations: Sequence[Propagation], patient: bool = True) -> Sequence[int]:
-        """The verdict of each: whoever calls this must see to what is PUT_ASIDE."""
+    def offer(self, propagations: Sequence[Propagation], patient: bool = True, stamps: Sequence[Stamps] = ()) -> Sequence[int]:
+        """The verdict of each: whoever calls this must see to what is PUT_ASIDE. With the stamps of sampled updates among them."""
         if not propagations:
             return []
         links = self._connected.links
-        propagate = links.propagate if patient else partial(links.propagate, patient=False)
-        told = persist("telling Registrars", lambda: propagate(propagations), self._connected.around)
+        more: dict[str, Any] = {"stamps": stamps} if stamps else {}
+        if not patient:
+            more["patient"] = False
+        told = persist("telling Registrars", partial(links.propagate, propagations, **more), self._connected.around)
         self._counts.propagations += len(propagations)
         self._counts.blind_writes += told.blind_writes
         self._counts.retries += told.retries

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from roskva.model import Propagation, Update
+from roskva.model import Propagation, Stamps, Update
 
 FRAME_BYTES_MAX: Final = 64 << 20
 NONCE_BYTES: Final = 32
@@ -35,6 +35,7 @@ class Propagate(Struct, frozen=True, array_like=True, tag=2):
 
     call: int
     propagations: list[Propagation]
+    stamps: list[Stamps] = []  # of sampled updates among them
 
 
 class Propagated(Struct, frozen=True, array_like=True, tag=3):
@@ -84,6 +85,7 @@ class Hints(Struct, frozen=True, array_like=True, tag=13):
     """Updates that the sender accepted just now: for the fast path, and may be lost."""
 
     updates: list[Update]
+    stamps: list[Stamps] = []  # of sampled ones among them
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=12):

@@ -15,6 +15,7 @@ from roskva.errors import MalformedMessage, MessageTooLarge
 
 PROTOCOL_VERSION: Final = 1
 BUCKETS: Final = 256
+NOTIFY_INTERVAL_MS_MAX: Final = 3_600_000
 FULL_SYNC_MAX: Final = 256  # up to so many registrations a sync sends all of them
 
 Decimal = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,18})\Z")]
@@ -23,6 +24,7 @@ Operation = Annotated[int, Meta(ge=1, le=2**53)]  # numbers the operations of on
 Epoch = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Bucket = Annotated[int, Meta(ge=0, lt=BUCKETS)]
 Text = Annotated[str, Meta(max_length=512)]
+Interval = Annotated[int, Meta(ge=0, le=NOTIFY_INTERVAL_MS_MAX)]
 Secret = Annotated[str, Meta(max_length=8_192)]  # a user's credential: long enough for a JWT
 
 
@@ -51,6 +53,7 @@ class Register(Wire, frozen=True):
     object: Text
     version: Decimal | None = None  # the version that the application holds, and keeps over a restart
     epoch: Epoch = 0  # the epoch which that version belongs to, as the notification told it
+    notify_interval_ms: Interval | None = None  # at most one notification in so long; none: leave what the registration has
 
 
 class Unregister(Wire, frozen=True):
@@ -71,6 +74,7 @@ class SyncObject(Wire, frozen=True):
     object: Text
     version: Decimal | None = None
     epoch: Epoch = 0
+    notify_interval_ms: Interval | None = None
 
 
 class BucketSummary(Wire, frozen=True):

@@ -3,7 +3,7 @@
     created                     @0        application, device and user; absent: the client was collected or lost
     seqno                       @seqno    the largest session granted or seqno used
     seen                        @day      last day on which the client was heard; written at most once a day
-    reg:{object}                @seqno    registered or unregistered
+    reg:{object}                @seqno    registered, and at most how often it is told of; or unregistered
     pending:{object}            @seqno    on its way to the Matcher, or done
     log:{object}:{seqno}        @version  a notification for that registration: waiting or acknowledged
     unknown:{object}            @seqno    the same, for "unknown"
@@ -39,6 +39,7 @@ ACKNOWLEDGED: Final = b"2"
 _PENDING: Final = b"1"
 DONE: Final = b"2"
 _STAMP_BYTES: Final = 4
+_INTERVAL_BYTES: Final = 4
 _SECOND_MAX: Final = 256**_STAMP_BYTES - 1
 
 
@@ -90,11 +91,24 @@ def seen_cell(day: int) -> Cell:
     return Cell(SEEN, day, b"")
 
 
-def registration_cells(key: ObjectKey, seqno: int, registered: bool, pending: Pending) -> list[Cell]:
+def registration_cells(key: ObjectKey, seqno: int, registered: bool, pending: Pending, interval_ms: int = 0) -> list[Cell]:
+    interval = interval_ms.to_bytes(_INTERVAL_BYTES, "big") if interval_ms else b""
     return [
-        Cell(REG + key, seqno, REGISTERED if registered else UNREGISTERED),
+        Cell(REG + key, seqno, REGISTERED + interval if registered else UNREGISTERED),
         Cell(PENDING + key, seqno, _PENDING + msgspec.msgpack.encode(pending)),
     ]
+
+
+def is_registered(cell: Cell) -> bool:
+    """Whether the last operation on a `reg` cell's object registered it."""
+    return cell.value is not None and cell.value[:1] == REGISTERED
+
+
+def interval_ms_of(cell: Cell) -> int:
+    """The interval that a registration was made with; 0: none, as in every row before there were any."""
+    if cell.value is None or not is_registered(cell) or len(cell.value) != 1 + _INTERVAL_BYTES:
+        return 0
+    return int.from_bytes(cell.value[1:], "big")
 
 
 def done_cell(key: ObjectKey, seqno: int) -> Cell:

@@ -52,6 +52,7 @@ from roskva.registrar.cells import (
     Pending,
     created_cell,
     done_cell,
+    is_registered,
     is_waiting,
     log_cell,
     registration_cells,
@@ -59,7 +60,6 @@ from roskva.registrar.cells import (
     seqno_cell,
     unknown_cell,
 )
-from roskva.registrar.cells import REGISTERED as REGISTERED_CELL
 from roskva.registrar.core_collection import ASKED, answer
 from roskva.registrar.row import ClientRow, Standing
 from roskva.table.interface import Cell
@@ -174,6 +174,7 @@ class _Plan:
     session: int
     registered_count: int
     planned: dict[ObjectKey, Standing] = field(default_factory=dict)
+    planned_ms: dict[ObjectKey, int] = field(default_factory=dict)  # the intervals of what is planned
     cells: list[list[Cell]] = field(default_factory=list)
     events: list[Registration] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
@@ -191,7 +192,10 @@ class _Plan:
     def is_pending(self, key: ObjectKey, seqno: int) -> bool:
         return key in self.planned or self.row.is_pending(key, seqno)
 
-    def add(self, key: ObjectKey, registered: bool, pending: Pending) -> None:
+    def interval_ms(self, key: ObjectKey) -> int:
+        return self.planned_ms[key] if key in self.planned else self.row.interval_ms(key)
+
+    def add(self, key: ObjectKey, registered: bool, pending: Pending, interval_ms: int = 0) -> None:
         before = self.standing(key)
         seqno = self.next_seqno
         if before is not None and before.seqno >= seqno:
@@ -199,11 +203,12 @@ class _Plan:
         else:
             self.next_seqno += 1
         self.planned[key] = Standing(seqno, registered)
+        self.planned_ms[key] = interval_ms
         if not self.cells or len(self.cells[-1]) >= 2 * _OPERATIONS_PER_WRITE:
             self.cells.append([])
-        self.cells[-1] += registration_cells(key, seqno, registered, pending)
+        self.cells[-1] += registration_cells(key, seqno, registered, pending, interval_ms)
         self.events.append(event_of(self.row, key, seqno, registered, pending))
-        self.registered_count += 1 if registered else -1
+        self.registered_count += registered - (before is not None and before.registered)
 
     def decision(self, sync_request: SyncRequest | None = None) -> Decision:
         for chunk in self.cells:
@@ -244,7 +249,7 @@ def operate(
             if operations.late(key, operation.op):
                 continue
             if isinstance(operation, Register):
-                _register(plan, key, _held(operation, row.epoch), registrations_max)
+                _register(plan, key, operation, registrations_max)
             else:
                 _unregister(plan, key)
         except BadRequest as error:
@@ -259,15 +264,18 @@ def _application_of(row: ClientRow) -> str:
     return row.created.application
 
 
-def _register(plan: _Plan, key: ObjectKey, held: int | None, registrations_max: int) -> None:
+def _register(plan: _Plan, key: ObjectKey, stated: Register | SyncObject, registrations_max: int) -> None:
+    """A client that states no interval leaves the one that its registration has; one that states another registers anew."""
+    held = _held(stated, plan.row.epoch)
     standing = plan.standing(key)
     if standing is not None and standing.registered:
-        if not plan.is_pending(key, standing.seqno):
-            plan.statuses.append(Status(object=name_to_text(name_of(key)), state=REGISTERED))
-        return
-    if plan.registered_count >= registrations_max:
+        if stated.notify_interval_ms is None or stated.notify_interval_ms == plan.interval_ms(key):
+            if not plan.is_pending(key, standing.seqno):
+                plan.statuses.append(Status(object=name_to_text(name_of(key)), state=REGISTERED))
+            return
+    elif plan.registered_count >= registrations_max:
         raise TooManyRegistrations(registrations_max)
-    plan.add(key, registered=True, pending=Pending(held))
+    plan.add(key, registered=True, pending=Pending(held), interval_ms=stated.notify_interval_ms or 0)
 
 
 def _unregister(plan: _Plan, key: ObjectKey) -> None:
@@ -317,7 +325,7 @@ def sync(row: ClientRow, session: int, operations: Operations, request: Sync, re
         if key in operations.last:
             continue
         try:
-            _register(plan, key, _held(stated, row.epoch), registrations_max)
+            _register(plan, key, stated, registrations_max)
         except BadRequest as error:
             plan.statuses.append(failed(stated.object, error))
     return plan.decision()
@@ -348,7 +356,7 @@ def reissue(row: ClientRow, lost: Sequence[tuple[ObjectKey, int]]) -> Decision:
         cells: list[Cell] = []
         for key, _ in lost[start : start + _OPERATIONS_PER_WRITE]:
             seqno += 1
-            cells += registration_cells(key, seqno, registered=True, pending=pending)
+            cells += registration_cells(key, seqno, registered=True, pending=pending, interval_ms=row.interval_ms(key))
             decision.events.append(event_of(row, key, seqno, True, pending))
         decision.writes.append([*cells, seqno_cell(seqno, row.session_tag)])
     return decision
@@ -381,7 +389,7 @@ def judge(row: ClientRow, told: Propagation) -> Judgement:
         reached("registrar: told of an epoch before a reset")
         return _SETTLED
     cell = row.registration(told.object)
-    registered = cell is not None and cell.value == REGISTERED_CELL
+    registered = cell is not None and is_registered(cell)
     if cell is None or told.seqno > cell.timestamp:
         if registered:
             return _REISSUE

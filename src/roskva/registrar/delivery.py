@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from roskva.config import Settings
@@ -22,6 +22,7 @@ from roskva.model import (
     ClientId,
     ObjectKey,
     Propagation,
+    Stamps,
     client_partition,
     name_from_text,
     object_key,
@@ -35,6 +36,7 @@ from roskva.registrar.fast import FastPath
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave
+from roskva.registrar.trails import NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.table.interface import Cell
 
@@ -60,6 +62,13 @@ _Judged = tuple[int, Propagation, ClientRow | None, core.Judgement]
 _NOT_READ: Final = core.Judgement()
 
 
+def _entries(owed: Iterable[_Owed]) -> Iterator[tuple[Session, Outstanding]]:
+    """Who is told of an update, and was not told by the fast path."""
+    for one in owed:
+        if one.session is not None and one.entry is not None and not one.entry.hinted and one.told.outcome == OUTCOME_UPDATE:
+            yield one.session, one.entry
+
+
 def _judged(index: int, told: Propagation, row: ClientRow | None) -> _Judged:
     return index, told, row, _NOT_READ if row is None else core.judge(row, told)
 
@@ -83,6 +92,7 @@ class Delivery:
         collect: Callable[[Sequence[Propagation]], Awaitable[list[int]]],
         settled: Callable[[ClientId, ObjectKey], None],
         spawn: Callable[[Coroutine[object, object, None]], object],
+        trails: Trails,
     ) -> None:
         self._settings = settings
         self._rows = rows
@@ -100,24 +110,31 @@ class Delivery:
         self._collect = collect
         self._settled = settled
         self._spawn = spawn
+        self._trails = trails
         self._lag_s = 0.0  # how long the event loop lately took to come round to reading answers
         self._ack_cells: dict[ClientId, list[Cell]] = {}
         self._reading_for_acks = 0
 
-    async def propagate(self, propagations: Sequence[Propagation]) -> list[int]:
-        """One call of a Matcher task. Answers a verdict for each, in order."""
+    async def propagate(self, propagations: Sequence[Propagation], stamps: Sequence[Stamps] = ()) -> list[int]:
+        """One call of a Matcher task, with the stamps of sampled updates in it. Answers a verdict for each, in order."""
         self._counters.propagated += len(propagations)
+        sampled = self._trails.told(stamps) if stamps else None
         verdicts = [SETTLED] * len(propagations)
         mine: list[tuple[int, Propagation]] = []
         asked: list[tuple[int, Propagation]] = []
+        settling = self._settling()
         for index, told in enumerate(propagations):
             session = self._sessions.get(told.client)
             partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
-            if self._owns(partition):
-                (asked if told.outcome in ASKED else mine).append((index, told))
-            else:
+            if not self._owns(partition):
                 verdicts[index] = NOT_OWNER
-        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=self._settling())
+            elif session is not None and session.busy.covered and not settling and self._is_covered(session, told):
+                continue  # acknowledged by this very registration before the pipeline came: settled, whatever the row says
+            else:
+                (asked if told.outcome in ASKED else mine).append((index, told))
+        if not mine and not asked:
+            return verdicts
+        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=settling)
         judged = await self._judge(mine, rows)
         wave = Wave(self._clock)
         at_once: list[_Owed] = []
@@ -136,8 +153,11 @@ class Delivery:
             else:
                 owed = self._send(index, told, row, wave, outbox, now_s)
                 (awaited if owed.entry is not None and owed.entry.waves else at_once).append(owed)
+        followed = self._trails.follow(sampled, _entries((*at_once, *awaited)), now_s) if sampled else NOBODY
         for session, notifications in outbox.items():
             self._speak(session, notify=notifications)
+            if followed and session in followed:
+                self._trails.sent(followed[session])
         first = asyncio.ensure_future(self._store(at_once, verdicts))
         asyncio.get_running_loop().call_later(_TURN_S, self._turned, now_s)
         wait_s = self._settings.ack_wait_ms / 1000.0
@@ -159,6 +179,9 @@ class Delivery:
             verdicts[index] = verdict
         return verdicts
 
+    def _is_covered(self, session: Session, told: Propagation) -> bool:
+        return told.outcome == OUTCOME_UPDATE and self._fast.covers(session, told.object, told.seqno, told.version)
+
     def _turned(self, sent_s: float) -> None:
         """The event loop came round after a call's sends: before that it read no answers, and no client is slow for it."""
         self._lag_s = max(self._clock() - sent_s - _TURN_S, 0.7 * self._lag_s)
@@ -177,6 +200,8 @@ class Delivery:
         session = self._sessions.get(told.client)
         if tell and version is not None and session is not None and self._fast.covers(session, told.object, told.seqno, version):
             tell = False
+        if tell and session is not None and session.intervals and self._is_held_back(session, told, row, version, now_s):
+            return _Owed(index, told, row, session, None, tell, version)  # written now, sent when the interval is over
         hears = session is not None and tell and self._unacknowledged.has_room(session, now_s)
         if session is None or not hears or not self._unacknowledged.may_hear(session, told.object):
             return _Owed(index, told, row, session, None, tell, version)
@@ -194,6 +219,12 @@ class Delivery:
             entry.waves.append(wave)
             wave.join()
         return _Owed(index, told, row, session, entry, tell, version)
+
+    def _is_held_back(self, session: Session, told: Propagation, row: ClientRow, version: int | None, now_s: float) -> bool:
+        """What a registration yields never is; what is repeated after it was settled is like any update."""
+        if version is None or (told.outcome != OUTCOME_UPDATE and row.is_pending(told.object, told.seqno)):
+            return False
+        return self._unacknowledged.pacing.holds(session, told.object, told.seqno, version, now_s, stored=True)
 
     @staticmethod
     def _note_stored(entry: Outstanding, row: ClientRow, version: int | None) -> None:
@@ -290,7 +321,9 @@ class Delivery:
             return True  # an earlier one: the later is still owed. A later one was never sent: nobody can have it from us.
         self._unacknowledged.remove(session, name)
         entry.acknowledged = True
-        session.awaited_s = now_s
+        if entry.trail is not None:
+            self._trails.acknowledged(entry)
+        session.busy.awaited_s = now_s
         self._counters.acknowledged += 1
         if entry.stored == NOT_STORED:
             self._counters.acknowledged_in_time += 1

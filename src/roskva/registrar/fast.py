@@ -11,54 +11,22 @@ A registration counts here as soon as it is written, and is named by its seqno: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from roskva.model import ClientId, ObjectKey, Registration, Update
+from roskva.model import ClientId, ObjectKey, Registration, Stamps, Update
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
+from roskva.registrar.following import Index
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import MAYBE_STORED, NOTHING, Counters, Session
+from roskva.registrar.sessions import MAYBE_STORED, Counters, Outstanding, Session
+from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
-_FEW: Final = 8  # followers of an object that are kept in a tuple, which takes a third of a dictionary
 _TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
 _CROWDS_MAX: Final = 16  # objects with more than that which are being told; those beyond wait for the pipeline
 _SPARE: Final = 64  # entries of a session's list that no longer count
 _COVERED_MAX: Final = 1_000  # acknowledgements of one client that wait for the pipeline
-
-
-class Followers:
-    """The sessions that are registered for one object, each with its registration's seqno."""
-
-    __slots__ = ("_who", "key")
-
-    def __init__(self, key: ObjectKey) -> None:
-        self.key = key
-        self._who: tuple[tuple[Session, int], ...] | dict[Session, int] = ()
-
-    def __len__(self) -> int:
-        return len(self._who)
-
-    def items(self) -> Iterable[tuple[Session, int]]:
-        return self._who.items() if isinstance(self._who, dict) else self._who
-
-    def set(self, session: Session, seqno: int) -> bool:
-        """Whether it is new here."""
-        before = len(self._who)
-        if isinstance(self._who, dict):
-            self._who[session] = seqno
-        else:
-            self._who = (*(one for one in self._who if one[0] is not session), (session, seqno))
-        if len(self._who) > _FEW:
-            self._who = dict(self._who)
-        return len(self._who) > before
-
-    def remove(self, session: Session) -> None:
-        if isinstance(self._who, dict):
-            self._who.pop(session, None)
-        else:
-            self._who = tuple(one for one in self._who if one[0] is not session)
 
 
 class FastPath:
@@ -71,6 +39,7 @@ class FastPath:
         clock: Callable[[], float],
         speak: Callable[..., None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        trails: Trails,
     ) -> None:
         self._enabled = enabled
         self._sessions = sessions
@@ -79,8 +48,10 @@ class FastPath:
         self._clock = clock
         self._speak = speak
         self._spawn = spawn
-        self._index: dict[ObjectKey, Followers] = {}
+        self._trails = trails
+        self._index = Index()
         self._crowds: dict[ObjectKey, Update] = {}  # the newest of objects that are being told in turns
+        self._crowd_stamps: dict[ObjectKey, Stamps] = {}  # of those that are sampled
 
     def __len__(self) -> int:
         """Objects that somebody online is registered for."""
@@ -90,15 +61,14 @@ class FastPath:
 
     def follow(self, session: Session, row: ClientRow) -> None:
         """After a look at an online client's row. Every operation on a registration raises the row's seqno."""
-        stand = (row.seqno, row.epoch)
+        stand = _stand(row)
         if session.followed_at == stand or not self._is_to_be_told(session):
             return
-        self.leave(session)
-        session.followed = []
+        self._index.leave(session)
         for key in row.registered():
             standing = row.standing(key)
             if standing is not None:
-                self._add(session, key, standing.seqno)
+                self._index.set(session, key, standing.seqno)
         session.followed_at = stand
 
     def operated(self, session: Session, row: ClientRow, events: Sequence[Registration]) -> None:
@@ -110,61 +80,66 @@ class FastPath:
             return
         for event in events:
             if event.registered and not row.outdated(event.object):
-                self._add(session, event.object, event.seqno)
-            elif (followers := self._index.get(event.object)) is not None:
-                self._remove(session, followers)  # the session's list keeps it until it is made anew
-        session.followed_at = (row.seqno, row.epoch)
+                self._index.set(session, event.object, event.seqno)
+            else:
+                self._index.remove(session, event.object)
+        session.followed_at = _stand(row)
 
     def _is_to_be_told(self, session: Session) -> bool:
         """Not one that ended while its row was read or written: nobody would ever take it out again (seed 102)."""
         return self._enabled and self._sessions.get(session.client) is session
 
-    def _add(self, session: Session, key: ObjectKey, seqno: int) -> None:
-        followers = self._index.get(key)
-        if followers is None:
-            followers = self._index[key] = Followers(key)
-        if followers.set(session, seqno):
-            session.followed.append(followers)
-
-    def _remove(self, session: Session, followers: Followers) -> None:
-        followers.remove(session)
-        if not len(followers) and self._index.get(followers.key) is followers:
-            del self._index[followers.key]
-
     def leave(self, session: Session) -> None:
-        """The session ended, or is looked at anew."""
-        for followers in session.followed:
-            self._remove(session, followers)
-        session.followed = NOTHING
+        """The session ended."""
+        self._index.leave(session)
         session.followed_at = None
 
     # Telling.
 
-    def updated(self, updates: Sequence[Update]) -> None:
-        """These updates were accepted just now, here or at another gateway, and are durable in the feed."""
+    def hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        """As `updated`, of updates that another gateway accepted."""
+        self._trails.noted(stamps)
+        self.updated(updates, stamps)
+
+    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> None:
+        """These updates were accepted just now, here or at another gateway, and are durable in the feed; of sampled ones, since when."""
         if not self._index:
             return
         now_s = self._clock()
         outbox: dict[Session, list[Notify]] = {}
         for update in updates:
-            followers = self._index.get(update.object)
-            if followers is None:
-                continue
-            if len(followers) > _TOLD_PER_TURN:
+            if self._index.count(update.object) > _TOLD_PER_TURN:
                 self._tell_crowd(update)
                 continue
-            for session, seqno in followers.items():
+            for session, seqno in self._index.of(update.object):
                 self._tell(session, seqno, update, now_s, outbox)
-        self._send(outbox)
+        self._send(outbox, self._followed(stamps, now_s) if stamps else NOBODY)
+
+    def _followed(self, stamps: Sequence[Stamps], now_s: float) -> Mapping[Session, list[Outstanding]]:
+        """Who was just told of a sampled update, as far as it is looked at; those who are told in turns are looked at then."""
+        for one in stamps:
+            if (crowd := self._crowds.get(one.object)) is not None and crowd.version == one.version:
+                self._crowd_stamps[one.object] = one
+        told = (
+            (session, entry)
+            for one in stamps
+            if self._index.count(one.object) <= _TOLD_PER_TURN
+            for session, _ in self._index.of(one.object)
+            if (entry := session.outstanding.get((one.object, False))) is not None
+        )
+        return self._trails.follow(self._trails.of(stamps), told, now_s)
 
     def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: dict[Session, list[Notify]]) -> None:
         if update.source and session.device == update.source:
             return
         key = update.object
-        covered = session.covered.get(key) if session.covered else None
+        known_covered = session.busy.covered
+        covered = known_covered.get(key) if known_covered else None
         if covered is not None and covered[0] == seqno and covered[1] >= update.version:
             return
         unacknowledged = self._unacknowledged
+        if session.intervals and unacknowledged.pacing.leaves_out(session, key, seqno, update.version, now_s):
+            return
         if not unacknowledged.has_room(session, now_s) or not unacknowledged.may_hear(session, key):
             return
         known = session.outstanding.get((key, False))
@@ -179,10 +154,12 @@ class FastPath:
         entry.hinted = True
         outbox.setdefault(session, []).append(unacknowledged.sent(session, entry, now_s))
 
-    def _send(self, outbox: dict[Session, list[Notify]]) -> None:
+    def _send(self, outbox: dict[Session, list[Notify]], followed: Mapping[Session, list[Outstanding]] = NOBODY) -> None:
         for session, notifications in outbox.items():
             self._counters.sent_at_once += len(notifications)
             self._speak(session, notify=notifications)
+            if followed and session in followed:
+                self._trails.sent(followed[session])
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""
@@ -199,35 +176,54 @@ class FastPath:
         try:
             while self._crowds[key].version > told:
                 told = self._crowds[key].version
-                followers = self._index.get(key)
-                everyone = list(followers.items()) if followers is not None else []
-                for start in range(0, len(everyone), _TOLD_PER_TURN):
+                everyone = list(self._index.of(key))
+                turns = range(0, len(everyone), _TOLD_PER_TURN)
+                for turn, start in enumerate(turns):
                     outbox: dict[Session, list[Notify]] = {}
                     now_s = self._clock()
                     for session, seqno in everyone[start : start + _TOLD_PER_TURN]:
                         if session.followed_at is not None:
                             self._tell(session, seqno, self._crowds[key], now_s, outbox)
-                    self._send(outbox)
+                    sampled = self._crowd_stamps.get(key)
+                    self._send(outbox, NOBODY if sampled is None else self._followed_in(sampled, outbox, turn, len(turns), now_s))
                     await asyncio.sleep(0)
         finally:
             del self._crowds[key]
+            self._crowd_stamps.pop(key, None)
+
+    def _followed_in(
+        self, stamps: Stamps, outbox: dict[Session, list[Notify]], turn: int, turns: int, now_s: float
+    ) -> Mapping[Session, list[Outstanding]]:
+        """The last one of a turn, and of few turns, from the first to the last: who hears late is looked at as well."""
+        if not outbox or (turn + 1) * CLIENTS_MAX // turns == turn * CLIENTS_MAX // turns:
+            return NOBODY
+        session = next(reversed(outbox))
+        entry = session.outstanding.get((stamps.object, False))
+        return NOBODY if entry is None else self._trails.follow(self._trails.of([stamps]), [(session, entry)], now_s)
 
     # What the pipeline need not tell any more.
 
     def acknowledged(self, session: Session, key: ObjectKey, seqno: int, version: int) -> None:
         """Before the pipeline came with it. To forget that costs a repetition, which the client answers by itself."""
-        if session.covered is None or len(session.covered) >= _COVERED_MAX:
-            session.covered = {}
-        session.covered[key] = (seqno, version)
+        busy = session.begin()
+        if busy.covered is None or len(busy.covered) >= _COVERED_MAX:
+            busy.covered = {}
+        busy.covered[key] = (seqno, version)
 
     def covers(self, session: Session, key: ObjectKey, seqno: int, version: int) -> bool:
         """Whether the client has acknowledged this version, or a later one, for this very registration."""
-        if not session.covered:
+        acknowledged = session.busy.covered
+        if not acknowledged:
             return False
-        covered = session.covered.get(key)
+        covered = acknowledged.get(key)
         if covered is None or covered[0] != seqno or covered[1] < version:
             return False
         if covered[1] == version:
-            del session.covered[key]  # nothing older comes after it
+            del acknowledged[key]  # nothing older comes after it
         reached("fast path: what the pipeline tells was acknowledged")
         return True
+
+
+def _stand(row: ClientRow) -> int:
+    """The seqno and the epoch of a row as one number; in the first epoch it is the seqno itself."""
+    return row.epoch << 64 | row.seqno if row.epoch else row.seqno

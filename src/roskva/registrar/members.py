@@ -26,6 +26,7 @@ class Member(msgspec.Struct, frozen=True):
     internal: str  # host:port
     public: str  # host:port
     left: bool = False  # stopped cleanly
+    name: str = ""  # how people call it; empty: by its id
 
 
 def member_cell(member: Member, counter: int) -> Cell:

@@ -22,6 +22,8 @@ from roskva.registrar.cells import (
     UNKNOWN,
     Created,
     Pending,
+    interval_ms_of,
+    is_registered,
     is_waiting,
     log_name,
     read_created,
@@ -54,13 +56,14 @@ def _mark(names: dict[bytes, None], name: bytes, present: bool) -> None:
 
 
 class ClientRow:
-    __slots__ = ("_cells", "_pending", "_waiting", "client", "created", "digest", "epoch")
+    __slots__ = ("_cells", "_pending", "_waiting", "client", "created", "digest", "epoch", "intervals")
 
     def __init__(self, client: ClientId, cells: Iterable[Cell] = (), epoch: int = 0) -> None:
         self.client = client
         self.epoch = epoch  # of the application: registrations of an older one no longer count
         self.created: Created | None = None  # absent: collected or lost
         self.digest = SetDigest()
+        self.intervals: dict[ObjectKey, int] | None = None  # in ms, of the registrations that have one
         self._cells: dict[bytes, Cell] = {}
         # Sets of names, mostly empty: an empty dictionary takes a third of the memory of an empty set.
         self._pending: dict[bytes, None] = {}
@@ -81,11 +84,12 @@ class ClientRow:
             key = ObjectKey(name[len(REG) :])
             if epoch_of(key) != self.epoch:
                 return
-            was, now = old is not None and old.value == REGISTERED, new.value == REGISTERED
+            was, now = old is not None and is_registered(old), is_registered(new)
             if now and not was:
                 self.digest.add(name_of(key))
             elif was and not now:
                 self.digest.remove(name_of(key))
+            self._note_interval(key, interval_ms_of(new))
         elif name.startswith(PENDING):
             if not self.outdated(ObjectKey(name[len(PENDING) :])):
                 _mark(self._pending, name, read_pending(new) is not None)
@@ -94,6 +98,18 @@ class ClientRow:
                 _mark(self._waiting, name, is_waiting(new))
         elif name == CREATED:
             self.created = read_created(new)
+
+    def _note_interval(self, key: ObjectKey, interval_ms: int) -> None:
+        if interval_ms:
+            if self.intervals is None:
+                self.intervals = {}
+            self.intervals[key] = interval_ms
+        elif self.intervals is not None:
+            self.intervals.pop(key, None)
+
+    def interval_ms(self, key: ObjectKey) -> int:
+        """At most one notification of this object in so long; 0: as its application has it."""
+        return 0 if self.intervals is None else self.intervals.get(key, 0)
 
     def outdated(self, key: ObjectKey) -> bool:
         """Of an epoch before the last reset: nothing is owed for it. A later epoch than ours means that we have not heard of a reset."""
@@ -144,12 +160,12 @@ class ClientRow:
 
     def standing(self, key: ObjectKey) -> Standing | None:
         cell = self._cells.get(REG + key)
-        return None if cell is None or cell.value is None else Standing(cell.timestamp, cell.value == REGISTERED)
+        return None if cell is None or cell.value is None else Standing(cell.timestamp, is_registered(cell))
 
     def registered(self) -> Iterator[ObjectKey]:
         """The registrations of the present epoch."""
         for name, cell in self._cells.items():
-            if cell.value == REGISTERED and name.startswith(REG):
+            if cell.value is not None and cell.value[:1] == REGISTERED and name.startswith(REG):
                 key = ObjectKey(name[len(REG) :])
                 if epoch_of(key) == self.epoch:
                     yield key

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from roskva.config import Settings
 from roskva.errors import CredentialExpired, Overloaded, RoskvaError, TokenInvalid, TooManyOperations, Unavailable
 from roskva.feed.lanes import FeedLanes
-from roskva.model import DAY_S, ClientId, ObjectKey, Propagation
+from roskva.model import DAY_S, ClientId, ObjectKey, Propagation, Stamps
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, SyncRequest, encode
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
@@ -34,8 +34,9 @@ from roskva.registrar.room import Room
 from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.registrar.sessions import SYNC_HINT_S, Channel, Counters, Moments, Orders, Session
 from roskva.registrar.telling import Telling
+from roskva.registrar.trails import Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.registrar.users import WANTED, Access, Users, wanted
 from roskva.registrar.writing import RowWriter
@@ -43,7 +44,6 @@ from roskva.table.lanes import TableLanes
 
 log = logging.getLogger(__name__)
 
-_SYNC_HINT_S: Final = 60.0
 _ANNOUNCE_TRIES_MAX: Final = 30
 _ANNOUNCE_AGAIN_S: Final = 2.0
 _GONE: Final = object()  # the note on a channel that was closed: nobody is welcomed through it any more
@@ -74,9 +74,11 @@ class Registrar:
     ) -> None:
         self._settings = settings
         self._table = table
+        self._keyring = keyring
         self._member = member
         self._members = members
         self._clock = clock
+        self._moment = Moments(clock)
         self._wall_clock = wall_clock
         self.epoch_of = epoch_of
         self.sessions: dict[ClientId, Session] = {}
@@ -116,7 +118,10 @@ class Registrar:
         self.collection = Collection(self.rows, self._orders, self.sessions, self.counters, self._writer.write, self.take_in)
         self.operating = Operating(self, settings, table, self._orders, clock)
         self.unacknowledged = Unacknowledged(settings, self.counters, clock, self.speak, self.users)
-        self.fast = FastPath(settings.fast_path, self.sessions, self.unacknowledged, self.counters, clock, self.speak, self.spawn)
+        self.trails = Trails(wall_clock)
+        self.fast = FastPath(
+            settings.fast_path, self.sessions, self.unacknowledged, self.counters, clock, self.speak, self.spawn, self.trails
+        )
         self.delivery = Delivery(
             settings,
             self.rows,
@@ -134,6 +139,7 @@ class Registrar:
             collect=self.collection.answer,
             settled=self.recovery.settled,
             spawn=self.spawn,
+            trails=self.trails,
         )
 
     async def start(self) -> None:
@@ -145,6 +151,7 @@ class Registrar:
         running = [task for task in (self._loop_task, *self._tasks) if task is not None]
         for task in running:
             task.cancel()
+        self.unacknowledged.pacing.stop()
         await asyncio.gather(*running, return_exceptions=True)
 
     def owns(self, partition: int) -> bool:
@@ -172,7 +179,7 @@ class Registrar:
     # What comes from clients.
 
     def receive(self, channel: Channel, message: ClientMessage, claims: Claims | None) -> None:
-        """A message of a client, with the claims of its token, whose signature the caller verified."""
+        """A message of a client, with the claims of its token, whose signature the caller verified. None: it came with the same before."""
         if channel.session is _GONE:
             channel.session = None  # it had been routed elsewhere, and is back
         if isinstance(channel.session, _Left) and channel.session.token == message.token:
@@ -188,14 +195,18 @@ class Registrar:
                 asked = Granting(message.init, message.credential)
                 if self.admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, asked)):
                     asked.note_on(channel)
-        elif claims is None:
-            self._refuse(channel, TokenInvalid("The message has neither a token nor an init."), message.token)
+        elif isinstance(session := channel.session, Session) and session.token == message.token and self._speaks(session, channel):
+            self._heard(session, message)
         else:
-            session = self.sessions.get(claims.client)
-            if session is not None and session.channel is channel and session.token == message.token:
-                self._heard(session, message)
+            try:
+                claims = claims or self._keyring.verify(message.token)
+            except TokenInvalid as error:
+                self._refuse(channel, error, message.token)
             else:
                 self.admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
+
+    def _speaks(self, session: Session, channel: Channel) -> bool:
+        return session.channel is channel and self.sessions.get(session.client) is session
 
     def admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Begin a client's work, or answer "overloaded" before anything of it was done; whether it was begun."""
@@ -247,8 +258,8 @@ class Registrar:
             self.leave(session)
         channel.session = _GONE
 
-    async def propagate(self, propagations: list[Propagation]) -> list[int]:
-        return await self.delivery.propagate(propagations)
+    async def propagate(self, propagations: list[Propagation], stamps: Sequence[Stamps] = ()) -> list[int]:
+        return await self.delivery.propagate(propagations, stamps)
 
     async def _guard(self, channel: Channel, token: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Do a client's work; whether it was done. Made only here: a coroutine that is stopped before it began would complain."""
@@ -300,7 +311,7 @@ class Registrar:
     def _welcome(self, channel: Channel, session: Session, row: ClientRow) -> Session:
         known = self.sessions.get(session.client)
         if isinstance(channel.session, (Granting, Session)):
-            session.nonce = channel.session.nonce
+            session.begin().nonce = channel.session.busy.nonce if isinstance(channel.session, Session) else channel.session.nonce
         for ended in (known, channel.session):
             if isinstance(ended, Session):
                 self.leave(ended)
@@ -310,8 +321,10 @@ class Registrar:
             else:
                 self.handshakes.start_anew(known.channel, known.token, core.Admission.SUPERSEDED, keep=True)
         channel.session = session
-        session.since_s = known.since_s if known is not None and known.token == session.token else self._clock()
+        session.since_s = known.since_s if known is not None and known.token == session.token else self._moment()
         self.sessions[session.client] = session
+        session.heard_s = self._moment()  # and never spoken to: it hears that it is welcome at the next visit, if not before
+        self.rounds.expect(session)
         self.take_in(session, row)
         return session
 
@@ -324,7 +337,9 @@ class Registrar:
             self.dismiss(session, core.Admission.GONE, keep=False)
             return
         reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
-        session.take(row, self._clock())
+        session.take(row, self._moment())
+        if session.pending:
+            self.rounds.pending[session.client] = None
         self.fast.follow(session, row)
         self.unacknowledged.resume(session, row)  # what a registration yielded goes before its confirmation
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row) if not row.outdated(key)]
@@ -371,7 +386,7 @@ class Registrar:
 
     def refuse(self, session: Session, error: RoskvaError) -> None:
         if session.channel is not None:
-            session.sent_s = self._clock()
+            session.sent_s = self._moment()
             self._refuse(session.channel, error, session.token)
 
     async def revoke(self, session: Session, keys: Sequence[ObjectKey]) -> None:
@@ -379,7 +394,8 @@ class Registrar:
 
     def _act(self, session: Session, message: ClientMessage) -> None:
         """What the message asks for, of a session that may."""
-        now_s = session.heard_s = self._clock()
+        now_s = self._moment()
+        session.heard(now_s)
         if message.acks:
             self.delivery.acknowledge(session, message.acks)
         if now_s - session.read_s >= session.settings.heartbeat_s:
@@ -391,8 +407,8 @@ class Registrar:
             self.admit(session.channel, session.token, session.client, 1, partial(self.collection.forget, session))
             return
         differ = message.summary is not None and message.summary != session.summary
-        if differ and session.pending == 0 and now_s - session.hinted_s >= _SYNC_HINT_S:
-            session.hinted_s = now_s
+        if differ and session.pending == 0 and now_s - session.busy.hinted_s >= SYNC_HINT_S:
+            session.begin().hinted_s = now_s
             self.counters.sync_requests += 1
             self.speak(session, sync_request=SyncRequest())
         elif not message.acks:
@@ -404,7 +420,7 @@ class Registrar:
             return
         self._rereading.add(session)
         try:
-            row = await self.rows.get(session.client, fresh=True)
+            row = await self.rows.look(session.client)
             if self.sessions.get(session.client) is session:
                 self.take_in(session, row)
         except Unavailable as error:
@@ -422,7 +438,7 @@ class Registrar:
         if unsettled and not session.told_unsettled:
             self.unsettled_told[session] = None
         session.told_unsettled = unsettled
-        session.sent_s = self._clock()
+        session.sent_s = self._moment()
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)
         channel.send(encode(message))
 

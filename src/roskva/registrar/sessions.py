@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
-from roskva.model import ClientId, ObjectKey, session_of
+from roskva.model import ClientId, ObjectKey, Stamps, session_of
 from roskva.protocol.messages import Notify, Summary
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
 
 if TYPE_CHECKING:
-    from roskva.registrar.fast import Followers
+    from roskva.registrar.following import Followers
+    from roskva.registrar.pacing import Interval
 
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
 _LATE_S: Final = 0.005  # the event loop is always a little late
 _WAITS_MAX: Final = 4
+_MOMENT_S: Final = 0.0625  # of which every number is exact
+SYNC_HINT_S: Final = 60.0  # a sync is asked for at most once in this
 OUTRANKED_S_MAX: Final = 3_600.0  # far below the days for which closed cells are kept
-NOTHING: Final[list[Followers]] = []  # of a session that follows nothing; never added to
+NOTHING: Final[tuple[Followers, ...]] = ()  # of a session that follows nothing
 NOT_STORED: Final = 0
 MAYBE_STORED: Final = 1  # a write is on its way or failed: an acknowledgement must be written too
 STORED: Final = 2
@@ -93,7 +97,7 @@ class Wave:
 class Outstanding:
     """A notification that an online client has not acknowledged: at most one per object and kind."""
 
-    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "version", "waves")
+    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "trail", "version", "waves")
 
     def __init__(self, key: ObjectKey, seqno: int, version: int | None) -> None:
         self.object = key
@@ -105,6 +109,7 @@ class Outstanding:
         self.stored = NOT_STORED
         self.acknowledged = False
         self.hinted = False  # sent before the pipeline came with it
+        self.trail: Stamps | None = None  # of a sampled update
         self.waves: list[Wave] = []
 
     def release(self) -> None:
@@ -115,40 +120,76 @@ class Outstanding:
             self.waves = []
 
 
+class Busy:
+    """What a session needs only while something is owed to it, or it asked for something lately; `rest` gives it back."""
+
+    __slots__ = (
+        "awaited_s",
+        "covered",
+        "hinted_s",
+        "intervals",
+        "let_go",
+        "let_go_pause_s",
+        "let_go_s",
+        "more",
+        "nonce",
+        "operations",
+        "outstanding",
+    )
+
+    def __init__(self) -> None:
+        self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
+        self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
+        self.intervals: dict[ObjectKey, Interval] | None = None  # those that have begun
+        self.more = False  # the table holds more unacknowledged notifications than are in memory
+        self.awaited_s = 0.0  # since when an acknowledgement is awaited: the first send, or the last one that came
+        self.let_go = False  # its notifications were dropped from memory, since it did not answer, and it was not heard since
+        self.let_go_s = -1e9  # when that was last,
+        self.let_go_pause_s = 0.0  # and for how long then
+        self.hinted_s = -1e9  # when a sync was last asked for
+        self.nonce = ""  # of the init that the session was granted for: a repeat of it is late
+        self.operations = Operations()
+
+
+IDLE: Final = Busy()  # of every session that is at rest; never changed
+IDLE.outstanding = cast(dict[tuple[ObjectKey, bool], Outstanding], MappingProxyType({}))
+
+
 class Session:
-    """One start of a client that is online here."""
+    """One start of a client that is online here.
+
+    There may be a million of them, so what is the same for many is one object: times are read from `Moments`, and what an idle session
+    does not need is in `busy`.
+    """
 
     __slots__ = (
         "answer_ms",
         "application",
-        "awaited_s",
+        "asked_ms",
+        "busy",
         "channel",
         "client",
-        "covered",
+        "count",
         "device",
+        "digest",
         "epoch",
         "followed",
         "followed_at",
         "granted_s",
         "heard_s",
-        "hinted_s",
         "identity",
-        "let_go_pause_s",
-        "let_go_s",
-        "more",
-        "nonce",
         "number",
-        "operations",
-        "outstanding",
         "partition",
         "pending",
+        "place",
         "read_s",
         "sent_s",
         "settings",
         "since_s",
-        "summary",
         "token",
         "told_unsettled",
+        "used",
+        "visit",
     )
 
     def __init__(
@@ -175,68 +216,119 @@ class Session:
         self.heard_s = self.sent_s = self.read_s = 0.0
         self.since_s = 0.0  # when it came online here
         self.granted_s = 0.0  # when a look at the row last showed that no later session was granted
-        self.hinted_s = -1e9  # when a sync was last asked for
-        self.summary: Summary | None = None
+        self.count = 0  # of its registrations, and
+        self.digest: int | None = None  # of them; None: not known yet
         self.epoch = -1  # of the row that was last taken in
         self.pending = 0
         self.told_unsettled = 0
-        self.answer_ms = 0.0  # how long this client usually takes to acknowledge
-        self.nonce = ""  # of the init that it was granted for, as long as its channel lasts
-        self.awaited_s = 0.0  # since when an acknowledgement is awaited: the first send, or the last one that came
-        self.let_go_s = -1e9  # when its notifications were last dropped from memory, since it did not answer
-        self.let_go_pause_s = 0.0  # and for how long then
-        self.more = False  # the table holds more unacknowledged notifications than are in memory
-        self.followed: list[Followers] = NOTHING  # what the fast path tells it of,
-        self.followed_at: tuple[int, int] | None = None  # as of this seqno and epoch of its row
-        self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
-        self.operations = Operations()
-        self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
+        self.answer_ms = 0  # how long this client usually takes to acknowledge
+        # The row's seqno, as it was last seen while this session was the granted one. Cells that told it may be purged since.
+        self.used = 0
+        self.place: int | None = None  # by which the fast path calls it
+        self.followed: Sequence[Followers] = NOTHING  # what that tells it of,
+        self.followed_at: int | None = None  # as of this seqno and epoch of its row
+        self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
+        self.visit = 0  # the slot of time in which the rounds look at it next
+        self.busy = IDLE
+
+    def begin(self) -> Busy:
+        """To change what is in `busy`."""
+        if self.busy is IDLE:
+            self.busy = Busy()
+        return self.busy
+
+    @property
+    def outstanding(self) -> dict[tuple[ObjectKey, bool], Outstanding]:
+        """To be read. Who adds to it does so to that of `begin`."""
+        return self.busy.outstanding
+
+    @property
+    def operations(self) -> Operations:
+        operations = self.begin().operations
+        operations.used = self.used
+        return operations
+
+    @property
+    def intervals(self) -> dict[ObjectKey, Interval] | None:
+        return self.busy.intervals
+
+    @property
+    def more(self) -> bool:
+        return self.busy.more
+
+    @property
+    def summary(self) -> Summary | None:
+        return None if self.digest is None else Summary(count=self.count, digest=f"{self.digest:032x}")
 
     @property
     def unsettled(self) -> int:
-        return self.pending + len(self.outstanding) + self.more
+        busy = self.busy
+        return self.pending + len(busy.outstanding) + busy.more
 
     @property
     def is_let_go(self) -> bool:
         """Its notifications were dropped from memory, and it was not heard since."""
-        return self.let_go_s > self.heard_s
+        return self.busy.let_go
+
+    def heard(self, now_s: float) -> None:
+        self.heard_s = now_s
+        if self.busy.let_go:
+            self.busy.let_go = False
 
     def is_silent(self, now_s: float, patience: float) -> bool:
         """Of one with something outstanding: nothing was acknowledged for so many first pauses; for one, if it was let go of before."""
         patience_s = (1.0 if self.is_let_go else patience) * self.settings.resend_min_s
-        return now_s - self.awaited_s >= patience_s
+        return now_s - self.busy.awaited_s >= patience_s
 
     def take(self, row: ClientRow, now_s: float) -> None:
         """Remember what every message tells of the row, so that the row itself need not stay in memory."""
-        summary = row.digest.summary()
-        if self.summary != summary:
-            self.summary = summary
+        self.count, self.digest = row.digest.count, row.digest.total
         self.pending = row.pending_count
+        self.asked_ms = row.intervals
         self.read_s = now_s
         if session_of(row.seqno) == self.number:
-            self.operations.used = row.seqno
+            self.used = row.seqno
             self.granted_s = now_s
 
     def go_on_from(self, known: Session) -> None:
         """Admitted beside a later grant that nobody uses, because of this one. What the row showed then, it does not show any more."""
         self.granted_s = known.granted_s
         if known.number == self.number:
-            self.operations.used = known.operations.used
+            self.used = known.used
 
     def is_outranked(self, row: ClientRow, now_s: float) -> bool:
         """Whether a later session was granted, too long ago. Nobody uses it, but sweeps forget cells as if none before it lived."""
         return session_of(row.seqno) > self.number and now_s - self.granted_s > OUTRANKED_S_MAX
 
-    def rest(self) -> None:
-        """Silent for a while: give back what only a busy session needs, some 700 bytes. Old numbers of operations are no longer late."""
-        self.operations.last = {}
-        self.covered = None
-        if not self.outstanding:
-            self.outstanding = {}  # a dictionary that was emptied keeps its size
+    def rest(self, now_s: float) -> bool:
+        """Silent for a while: give back what only a busy session needs, if it is none. Old numbers of operations are no longer late."""
+        busy = self.busy
+        if busy.outstanding or busy.more or busy.intervals or now_s - busy.hinted_s < SYNC_HINT_S:
+            busy.operations = Operations()
+            busy.covered = None
+            return False
+        self.busy = IDLE
+        return True
 
     def answered(self, took_s: float) -> None:
-        # A second at most counts: a client that was away for long is not slow for long.
-        self.answer_ms += 0.2 * (min(took_s, 1.0) * 1000.0 - self.answer_ms)
+        # A second at most counts: a client that was away for long is not slow for long. Whole ones, since small numbers cost nothing.
+        self.answer_ms = round(self.answer_ms + 0.2 * (min(took_s, 1.0) * 1000.0 - self.answer_ms))
+
+
+class Moments:
+    """A clock for what sessions remember: all that read it within a sixteenth of a second get the same object, not 24 bytes each."""
+
+    __slots__ = ("_clock", "_last_s")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last_s = 0.0
+
+    def __call__(self) -> float:
+        now_s = self._clock() // _MOMENT_S * _MOMENT_S
+        if now_s != self._last_s:
+            self._last_s = now_s
+        return self._last_s
 
 
 class Orders:
@@ -274,6 +366,7 @@ class Counters:
     propagated: int = 0  # tuples that came from the Matcher
     sent: int = 0
     sent_at_once: int = 0  # by the fast path
+    held_back: int = 0  # until their interval was over; of several versions that wait together one counts
     resent: int = 0
     acknowledged: int = 0
     acknowledged_in_time: int = 0  # before they had to be written

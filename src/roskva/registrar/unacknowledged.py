@@ -15,8 +15,9 @@ from roskva.config import Settings
 from roskva.model import ObjectKey, epoch_of, name_of, name_to_text
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
+from roskva.registrar.pacing import Interval, Pacing
 from roskva.registrar.row import ClientRow, Waiting
-from roskva.registrar.sessions import STORED, Counters, Outstanding, Session, notify_of
+from roskva.registrar.sessions import MAYBE_STORED, STORED, Counters, Outstanding, Session, notify_of
 
 NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
 WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
@@ -45,12 +46,13 @@ class Unacknowledged:
         self._users = users
         self.sessions: dict[Session, None] = {}  # to whom something is owed; those whose rows were asked for last come last
         self.count = 0  # of notifications, over all sessions
+        self.pacing = Pacing(settings.outstanding_max, counters, clock, self.tell_held_back)
         self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
 
     def has_room(self, session: Session, now_s: float) -> bool:
         """Whether one more notification of this session may be kept here now."""
         if session.is_let_go:
-            return self.count < self._of_silent_max and now_s - session.let_go_s >= session.let_go_pause_s
+            return self.count < self._of_silent_max and now_s - session.busy.let_go_s >= session.busy.let_go_pause_s
         return self.count < self._max
 
     def may_hear(self, session: Session, key: ObjectKey) -> bool:
@@ -65,15 +67,18 @@ class Unacknowledged:
         if entry is not None:
             entry.release()
             self.count -= 1
-        if not session.outstanding:
-            session.awaited_s = now_s
-        entry = session.outstanding[name] = Outstanding(key, seqno, version)
+        busy = session.begin()
+        if not busy.outstanding:
+            busy.awaited_s = now_s
+        entry = busy.outstanding[name] = Outstanding(key, seqno, version)
         self.count += 1
         self.sessions[session] = None
         return entry
 
     def sent(self, session: Session, entry: Outstanding, now_s: float) -> Notify:
         """The message for an entry that goes out now, and not because it was due."""
+        if self.pacing.sent(session, entry, now_s):
+            entry.stored = max(entry.stored, MAYBE_STORED)
         entry.sent_s = now_s
         entry.pause_s = session.settings.resend_min_s
         entry.due_s = now_s + entry.pause_s
@@ -89,7 +94,7 @@ class Unacknowledged:
 
     def owe_more(self, session: Session) -> None:
         """The row holds something for this session that is not here."""
-        session.more = True
+        session.begin().more = True
         self.sessions[session] = None
 
     def remove(self, session: Session, name: tuple[ObjectKey, bool]) -> Outstanding:
@@ -99,6 +104,9 @@ class Unacknowledged:
 
     def take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
         """Keep and send what is stored and waits, unless it was sent already. False: there is no room, or it may not be heard now."""
+        version = waiting.version
+        if version is not None and self.pacing.holds(session, waiting.object, waiting.seqno, version, now_s, stored=True):
+            return True
         known = session.outstanding.get((waiting.object, waiting.version is None))
         if known is not None and known.seqno == waiting.seqno:
             known.stored = STORED
@@ -118,7 +126,8 @@ class Unacknowledged:
         """Send what the row says is waiting: at session start, after a blind write, at a scan. At most so many at a time."""
         now_s = self._clock()
         notifications: list[Notify] = []
-        session.more = False
+        if session.more:
+            session.busy.more = False
         self._forget_outdated(session, row)
         for waiting in list(row.waiting()):
             if not self.take_up(session, waiting, now_s, notifications):
@@ -136,6 +145,10 @@ class Unacknowledged:
             if row.outdated(entry.object) or (standing is not None and standing.seqno > entry.seqno):
                 reached("delivery: an earlier registration's notification is void")
                 self.remove(session, name).release()
+        for interval in list((session.intervals or {}).values()):
+            standing = row.standing(interval.object)
+            if row.outdated(interval.object) or (standing is not None and standing.seqno > interval.seqno):
+                self.pacing.end(interval)
 
     def resend_due(self) -> list[Session]:
         """Send again what was not acknowledged in time; answers sessions for which the table holds more than memory does.
@@ -168,9 +181,44 @@ class Unacknowledged:
             entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
             entry.due_s = now_s + entry.pause_s
             entry.sent_s = now_s
+            self.pacing.sent(session, entry, now_s)
         if due:
             self._counters.resent += len(due)
             self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])
+
+    def tell_held_back(self) -> None:
+        """Intervals are over: the newest version of each goes out, and begins the next."""
+        now_s = self._clock()
+        outbox: dict[Session, list[Notify]] = {}
+        for interval in self.pacing.due(now_s):
+            session, version = interval.session, interval.held
+            entry = None if version is None else self._entry_of_held_back(interval, version, now_s)
+            if entry is None:
+                self.pacing.end(interval)
+            else:
+                outbox.setdefault(session, []).append(self.sent(session, entry, now_s))
+                self.pacing.go_on(interval)
+        for session, notifications in outbox.items():
+            self._counters.sent += len(notifications)
+            for start in range(0, len(notifications), NOTIFICATIONS_PER_MESSAGE_MAX):
+                self._speak(session, notify=notifications[start : start + NOTIFICATIONS_PER_MESSAGE_MAX])
+
+    def _entry_of_held_back(self, interval: Interval, version: int, now_s: float) -> Outstanding | None:
+        """None: it is not sent now. The row has it and is read again, or the pipeline brings it, or it is void."""
+        session, name = interval.session, (interval.object, False)
+        known = session.outstanding.get(name)
+        if known is not None and (known.seqno > interval.seqno or (known.seqno == interval.seqno and (known.version or 0) >= version)):
+            return None
+        if not self.has_room(session, now_s) or not self.may_hear(session, interval.object):
+            if interval.stored:
+                self.owe_more(session)
+            return None
+        entry = self.entry(session, interval.object, interval.seqno, version, now_s)
+        entry.version = version
+        if entry is known:
+            entry.stored = min(entry.stored, MAYBE_STORED)
+        entry.hinted = entry.hinted or interval.hinted
+        return entry
 
     def _is_to_be_read(self, session: Session, now_s: float) -> bool:
         if session.identity is not None and self._users.is_held(session):
@@ -184,10 +232,12 @@ class Unacknowledged:
     def _let_go(self, session: Session, now_s: float) -> None:
         """Make room for those who answer. What a call waits for it writes now; the row has the rest, and is read again in its turn."""
         reached("delivery: a silent client's notifications are let go of")
-        pause_s = 2 * session.let_go_pause_s if session.is_let_go else _SILENT_AFTER * session.settings.resend_min_s
-        session.let_go_pause_s = min(pause_s, session.settings.resend_max_s)
-        session.let_go_s = now_s
-        self._counters.let_go += len(session.outstanding)
+        busy = session.begin()
+        pause_s = 2 * busy.let_go_pause_s if busy.let_go else _SILENT_AFTER * session.settings.resend_min_s
+        busy.let_go_pause_s = min(pause_s, session.settings.resend_max_s)
+        busy.let_go_s = now_s
+        busy.let_go = True
+        self._counters.let_go += len(busy.outstanding)
         for name in list(session.outstanding):
             self.remove(session, name).release()
         self.owe_more(session)
@@ -201,6 +251,7 @@ class Unacknowledged:
 
     def forget(self, session: Session, key: ObjectKey | None = None) -> None:
         """The session ended, or (with a key) an object was unregistered: nothing more is sent; who waits writes instead."""
+        self.pacing.forget(session, key)
         names = list(session.outstanding) if key is None else [(key, False), (key, True)]
         for name in names:
             if name in session.outstanding:

@@ -248,7 +248,9 @@ class Application:
         self.confirmed.pop(name, None)
         epoch, held = self.held.get(name, (0, None)) if self.states_versions or fetch else (0, None)
         self.world.tell(self.device, f"registers {name.decode()}{'' if held is None else f', holding {held} of epoch {epoch}'}")
-        self.carry_out(self.core.register(self.now_s(), name, held, epoch))
+        own_ms = self.world.knobs.own_interval_ms
+        interval_ms = own_ms * (len(self.wishes) % 3) if own_ms else None
+        self.carry_out(self.core.register(self.now_s(), name, held, epoch, interval_ms))
 
     def unregister(self, name: bytes) -> None:
         self.wishes.pop(name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roskva.errors import Unavailable
@@ -13,11 +13,12 @@ from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
 from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Party, Router
-from roskva.model import Update
-from roskva.protocol.tokens import Claims
+from roskva.model import Stamps, Update
+from roskva.protocol.messages import Notify
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
+from roskva.registrar.sessions import Session
 from roskva.simulation.processes import Process
 from roskva.simulation.stores import Epochs, FeedFront, TableFront
 from roskva.telemetry.metrics import Metrics
@@ -37,7 +38,6 @@ class GatewayEnd:
     def __init__(self, gateway: SimulatedGateway, client: ClientEnd) -> None:
         self.number = 0
         self.token = ""
-        self.claims: Claims | None = None
         self.owner: str | None = None
         self.malformed = 0
         self.address = ""
@@ -73,6 +73,17 @@ class GatewayEnd:
             self._gateway.router.closed(self)
 
 
+class HeardRegistrar(Registrar):
+    """The real one; a checker hears what it says to clients, at the moment at which it does."""
+
+    heard: Callable[[Registrar, Session, Sequence[Notify]], None] | None = None
+
+    def speak(self, session: Session, **what: Any) -> None:
+        if self.heard is not None and what.get("notify"):
+            self.heard(self, session, what["notify"])
+        super().speak(session, **what)
+
+
 class SimulatedGateway:
     """One boot of a gateway."""
 
@@ -92,7 +103,7 @@ class SimulatedGateway:
         table, feed = TableFront(world.stores, process, epochs), FeedFront(world.stores, process, epochs)
         self.metrics = Metrics()
         self.view = MemberView(settings.member_timeout_s)
-        self.registrar = Registrar(
+        self.registrar = HeardRegistrar(
             settings,
             table,  # type: ignore[arg-type]
             feed,  # type: ignore[arg-type]
@@ -105,16 +116,19 @@ class SimulatedGateway:
             tick_s=TICK_S * world.knobs.pace,
             unguessable=lambda size: base64.urlsafe_b64encode(chance.randbytes(size)).decode().rstrip("="),
         )
+        if world.knobs.notify_interval_ms or world.knobs.own_interval_ms:
+            self.registrar.heard = world.intervals.said
         self.links = Links(world.internal_key, self.member_id, lambda identity: self.membership.suspect(identity), random=chance.random)
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
         self.internal_port = InternalPort(
-            world.internal_key, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.updated, self.metrics
+            world.internal_key, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.hinted, self.metrics
         )
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
-        self._publishing = Publishing(settings, feed, epochs.of, self.metrics, hint=self._hint if settings.fast_path else None)
+        hint = self._hint if settings.fast_path else None
+        self._publishing = Publishing(settings, feed, epochs.of, self.metrics, clock=process.clock, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
         self._commands = Commands(
@@ -160,9 +174,9 @@ class SimulatedGateway:
         except Unavailable:
             return None
 
-    def _hint(self, updates: Sequence[Update]) -> None:
-        self.registrar.fast.updated(updates)
-        self.links.hint(updates)
+    def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        self.registrar.fast.updated(updates, stamps)
+        self.links.hint(updates, stamps)
 
     def press(self, reason: str) -> None:
         """As gateway.memory does when memory is short, and when it is not any more."""

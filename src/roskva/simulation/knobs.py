@@ -47,6 +47,7 @@ _DAY_S: Final = 86_400.0
 _FAST: Final = 0.4  # the part of worlds with the fast path: it hides what the pipeline does wrong
 _SWEPT: Final = 0.24  # the part of worlds with odd seeds that are swept
 _SIGNED_OUT: Final = 0.04  # the part of worlds in which clients sign out
+_PACED: Final = 0.15  # the part of worlds with intervals between notifications
 _SIGN_OUTS: Final = "departures"  # what their dice are called
 _CROWD: Final = 12  # registrations that small limits let through while a world heals
 _CLOCKS_WRONG_DAYS: Final = 5  # a clock that is set, and another one
@@ -97,6 +98,8 @@ class Knobs:
     unfinished_max: int = 100_000
     publish_waiting_bytes_max: int = 1 << 26
     fast_path: bool = False
+    notify_interval_ms: int = 0  # of the application
+    own_interval_ms: int = 0  # some registrations state this one, some twice as much, some none
     sign_out_pause_s: float = 0.0  # between two clients that sign out, on average; 0: nobody does
 
     @property
@@ -168,7 +171,7 @@ def draw(seed: int) -> Knobs:
     )
     more = _with_sign_outs(_with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}")), Random(f"{_SIGN_OUTS} {seed}"))
     # From dice of its own, too.
-    return replace(more, fast_path=Random(f"fast path {seed}").random() < _FAST)
+    return _with_intervals(replace(more, fast_path=Random(f"fast path {seed}").random() < _FAST), Random(f"intervals {seed}"))
 
 
 def _with_more(knobs: Knobs, calm: bool, large: bool, vast: bool, chance: Random) -> Knobs:
@@ -194,6 +197,13 @@ def _with_sign_outs(knobs: Knobs, chance: Random) -> Knobs:
     if chance.random() > _SIGNED_OUT:
         return knobs
     return replace(knobs, sign_out_pause_s=max(chance.choice((1.0, 4.0)), knobs.away_s / 20))
+
+
+def _with_intervals(knobs: Knobs, chance: Random) -> Knobs:
+    if chance.random() > _PACED:
+        return knobs
+    application_ms, own_ms = chance.choice(((500, 0), (3_000, 0), (0, 1_000), (300, 2_000), (5_000, 4_000)))
+    return replace(knobs, notify_interval_ms=application_ms, own_interval_ms=own_ms)
 
 
 def _with_sweeps(knobs: Knobs, chance: Random) -> Knobs:

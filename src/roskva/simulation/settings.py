@@ -18,6 +18,7 @@ def settings_of(knobs: Knobs) -> Settings:
         connect_max_s=8.0 * pace,
         resend_min_s=1.0,
         resend_max_s=8.0 * pace,
+        notify_interval_ms=knobs.notify_interval_ms,
     )
     return Settings(
         partitions=knobs.partitions,

@@ -39,6 +39,7 @@ from roskva.simulation.checkers import (
     Watch,
     WorkDone,
 )
+from roskva.simulation.checkers_of_intervals import OncePerInterval
 from roskva.simulation.checkers_of_sweeps import EveryoneInvalidated, SweptRightly, ViewsAgree
 from roskva.simulation.clients import Application
 from roskva.simulation.gateways import SimulatedGateway
@@ -115,6 +116,7 @@ class World:
         self.kept = SweptRightly(self)
         self.views = ViewsAgree()
         self.departures = Departed()
+        self.intervals = OncePerInterval(self)
         if knobs.sweep_pause_s:
             self.stores.observers.append(self.kept)
         self.checkers: list[Checker] = [
@@ -134,6 +136,7 @@ class World:
             self.newcomers,
             self.storm,
             self.departures,
+            self.intervals,
         ]
         self.watch = Watch(self.checkers)
         self.gateways: dict[int, SimulatedGateway] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from roskva.durable import private_directory, sync_directory
-from roskva.errors import PartitionLost, PartitionUnavailable
+from roskva.errors import PartitionBusy, PartitionLost, PartitionUnavailable
 from roskva.table.damage import damage_of_log, release, watch
 from roskva.table.manifest import Address, Manifest, PartitionRecord, inherited
 
@@ -118,7 +118,7 @@ class PartitionFile:
             self._leave_to_the_parent()
         turn = self._turn
         if not turn.acquire(timeout=BUSY_MAX_S):
-            raise PartitionUnavailable(f"{self.address} is busy.", str(self.address))
+            raise PartitionBusy(f"{self.address} is busy.", str(self.address))
         try:
             # Writers check after the commit; an old check beforehand only spares work that could not count.
             handle = self._borrow(CHECK_S)
@@ -216,7 +216,7 @@ class PartitionFile:
             return ValueError(f"{self.address} does not take this: {error}")
         if _is_busy(error):
             self._give_back(handle)
-            return PartitionUnavailable(f"{self.address} is busy.", str(self.address))
+            return PartitionBusy(f"{self.address} is busy.", str(self.address))
         if _means_lost(error):
             _close(handle)
             return self._lost(handle.incarnation, f"is damaged ({error})")

@@ -3,8 +3,8 @@
 Theory of operation. A lane is one thread per table and partition. Calls gather on the event loop; at the end of the loop's
 turn, if the lane is idle, everything that gathered goes to its thread as one batch: one transaction, one fsync. What comes
 while it works goes together in the next. So the disk's speed sets the size of the batches, a lone call waits for nobody, and
-the loop is interrupted once per batch. Reads have threads of their own and never wait behind an fsync. Knows only the contract
-of `Table`.
+the loop is interrupted once per batch. Where a batch costs more than it carries, a lane may rest between the beginnings of two.
+Reads have threads of their own and never wait behind an fsync. Knows only the contract of `Table`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Lane(Generic[Item, Result]):
         batch_max: int,
         queue_max: int,
         threads: int = 1,
+        rest_s: float = 0.0,
     ) -> None:
         self._name = name
         self._work = work
@@ -56,6 +57,8 @@ class Lane(Generic[Item, Result]):
         self._waiting: list[tuple[Item, int, asyncio.Future[Result]]] = []
         self._weight = 0
         self._idle = threads
+        self._rest_s = rest_s
+        self._rests_until_s = 0.0
         self._flush_is_due = False
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
@@ -78,9 +81,17 @@ class Lane(Generic[Item, Result]):
         self._waiting.append((item, weight, future))
         self._weight += weight
         if self._idle and not self._flush_is_due:
-            self._flush_is_due = True
-            self._loop.call_soon(self._flush)
+            self._flush_when_due()
         return future
+
+    def _flush_when_due(self) -> None:
+        """At the end of the loop's turn, or so long after the last batch began: one that comes alone waits for nobody."""
+        self._flush_is_due = True
+        wait_s = self._rests_until_s - self._loop.time() if self._rest_s else 0.0
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._flush)
+        else:
+            self._loop.call_soon(self._flush)
 
     async def close(self) -> None:
         """Finish what was submitted, then end the threads."""
@@ -104,6 +115,8 @@ class Lane(Generic[Item, Result]):
                 count += 1
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
             self._idle -= 1
+            if self._rest_s:
+                self._rests_until_s = self._loop.time() + self._rest_s
             self._batches.put(batch)
 
     def _run(self) -> None:
@@ -127,7 +140,10 @@ class Lane(Generic[Item, Result]):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
-        self._flush()
+        if not self._rest_s:
+            self._flush()
+        elif self._waiting and not self._flush_is_due:
+            self._flush_when_due()
         if self._emptied is not None and not self._waiting and not self._weight and not self._emptied.done():
             self._emptied.set_result(None)
 

@@ -8,17 +8,21 @@ harmless.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+
+from roskva.telemetry.latency import Latency, in_order
 
 Numbers = Callable[[], Iterable[tuple[str, int]]]
 
 MILLISECONDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0)
+GATEWAY: Final = "gateway"  # the label of every sample
 _COUNTER: Final = "counter"
 _GAUGE: Final = "gauge"
 _HISTOGRAM: Final = "histogram"
@@ -124,42 +128,115 @@ class Metrics:
     propagate_ms: Histogram = _histogram("roskva_propagate_milliseconds", "From the Matcher's call to its answer.")
 
 
+# Powers of two, which are exact bounds of a LogHistogram: 64 microseconds to 33 s.
+_LATENCY_US: Final = tuple(1 << power for power in range(6, 26))
+
+
+class LatencyCollector(Collector):
+    """The times of sampled updates, by way and hop."""
+
+    def __init__(self, latency: Latency, gateway: str) -> None:
+        self._latency = latency
+        self._gateway = gateway
+
+    def collect(self) -> Iterable[Metric]:
+        times = HistogramMetricFamily(
+            "roskva_latency_milliseconds",
+            "Between the points that sampled updates pass; `received to ...` are whole times.",
+            labels=[GATEWAY, "way", "hop"],
+        )
+        for way, hop, histogram in in_order(self._latency.histograms):
+            below = zip(_LATENCY_US, histogram.below(_LATENCY_US), strict=True)
+            buckets = [(f"{bound / 1000:g}", float(count)) for bound, count in below]
+            times.add_metric([self._gateway, way, hop], [*buckets, ("+Inf", histogram.count)], histogram.total / 1000)
+        sampled = CounterMetricFamily("roskva_stamped", "Accepted updates that were sampled.", labels=[GATEWAY])
+        sampled.add_metric([self._gateway], self._latency.sampled)
+        backwards = CounterMetricFamily("roskva_stamps_backwards", "Times between stamps that were below 0.", labels=[GATEWAY])
+        backwards.add_metric([self._gateway], self._latency.backwards)
+        return [times, sampled, backwards]
+
+
 class MetricsCollector(Collector):
     """Turns the slots into metric families when /metrics is read."""
 
-    def __init__(self, metrics: Metrics, milestones: Numbers, gauges: Numbers) -> None:
+    def __init__(self, metrics: Metrics, gateway: str, milestones: Numbers, gauges: Numbers) -> None:
         self._metrics = metrics
+        self._gateway = gateway
         self._milestones = milestones
         self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
+        here = [self._gateway]
         for described in fields(self._metrics):
             about = described.metadata
             value = getattr(self._metrics, described.name)
             name, labels = about["metric"], about["labels"]
             family = families.get(name)
             if about["kind"] == _HISTOGRAM:
-                families[name] = HistogramMetricFamily(name, about["about"], buckets=value.buckets(), sum_value=value.total)
+                histogram = families[name] = HistogramMetricFamily(name, about["about"], labels=[GATEWAY])
+                histogram.add_metric(here, value.buckets(), sum_value=value.total)
             elif about["kind"] == _GAUGE:
-                families[name] = GaugeMetricFamily(name, about["about"], value=value)
+                families[name] = self._gauge(name, about["about"], value)
             else:
                 if not isinstance(family, CounterMetricFamily):
-                    family = families[name] = CounterMetricFamily(name, about["about"], labels=list(labels))
-                family.add_metric(list(labels.values()), value)
-        milestones = CounterMetricFamily("roskva_registrar", "What reached which milestone at this Registrar.", labels=["milestone"])
+                    family = families[name] = CounterMetricFamily(name, about["about"], labels=[GATEWAY, *labels])
+                family.add_metric([*here, *labels.values()], value)
+        milestones = CounterMetricFamily(
+            "roskva_registrar", "What reached which milestone at this Registrar.", labels=[GATEWAY, "milestone"]
+        )
         for name, value in self._milestones():
-            milestones.add_metric([name], value)
-        gauges = [GaugeMetricFamily(f"roskva_{name}", f"Registrar: {name} now.", value=value) for name, value in self._gauges()]
+            milestones.add_metric([*here, name], value)
+        gauges = [self._gauge(f"roskva_{name}", f"Registrar: {name} now.", value) for name, value in self._gauges()]
         return [*families.values(), milestones, *gauges]
 
+    def _gauge(self, name: str, about: str, value: int) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(name, about, labels=[GATEWAY])
+        gauge.add_metric([self._gateway], value)
+        return gauge
 
-def registry_of(metrics: Metrics, milestones: Numbers = tuple, gauges: Numbers = tuple) -> CollectorRegistry:
-    """A registry of its own: nothing global, so that two gateways in one process do not share numbers.
+
+def registry_of(
+    metrics: Metrics, gateway: str, milestones: Numbers = tuple, gauges: Numbers = tuple, latency: Latency | None = None
+) -> CollectorRegistry:
+    """A registry of its own: nothing global, so that two gateways in one process do not share numbers. Every sample says whose it is.
 
     `milestones` tells how many notifications and registrations reached which point at the Registrar since it started; `gauges`
-    what it holds now.
+    what it holds now; `latency` what sampled updates took.
     """
     registry = CollectorRegistry()
-    registry.register(MetricsCollector(metrics, milestones, gauges))
+    registry.register(MetricsCollector(metrics, gateway, milestones, gauges))
+    if latency is not None:
+        registry.register(LatencyCollector(latency, gateway))
     return registry
+
+
+def merged(answers: Mapping[str, bytes | None]) -> bytes:
+    """What several gateways answered, as one: each family once. None: one did not answer, and `roskva_gateway_answers` says so."""
+    families: dict[bytes, tuple[list[bytes], list[bytes]]] = {}  # of each its description and its samples
+    for answer in answers.values():
+        about: list[bytes] = []
+        samples: list[bytes] = []
+        for line in (answer or b"").splitlines():
+            if line.startswith(b"# HELP "):
+                about, samples = families.setdefault(line.split(b" ", 3)[2], ([], []))
+            if not line.startswith(b"#"):
+                samples.append(line)
+            elif line not in about:
+                about.append(line)
+    answering = GaugeMetricFamily("roskva_gateway_answers", "Gateways on this port, and whether they answer.", labels=[GATEWAY])
+    for gateway, answer in sorted(answers.items()):
+        answering.add_metric([gateway], int(answer is not None))
+    registry = CollectorRegistry()
+    registry.register(_Ready(answering))
+    return generate_latest(registry) + b"".join(line + b"\n" for about, samples in families.values() for line in [*about, *samples])
+
+
+class _Ready(Collector):
+    """A family that is complete already."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._family]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 SWEEPS: Final = "sweeps"
+INTERVALS: Final = "intervals"
 
 
 class Edit(NamedTuple):
@@ -19,7 +20,7 @@ class Mutant:
     name: str
     edits: tuple[Edit, ...]
     traps: tuple[int, ...] = ()  # the numbers of the traps that it falls into (docs/correctness.md)
-    needs: tuple[str, ...] = ()  # faults, or sweeps, without which it does no harm: other worlds are not searched
+    needs: tuple[str, ...] = ()  # faults, sweeps or intervals, without which it does no harm: other worlds are not searched
     breaks: str = ""  # the checker that is to catch it, where another might be quicker
 
 

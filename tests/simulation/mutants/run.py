@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from tests.simulation.mutants.gallery import GALLERY
-from tests.simulation.mutants.mutant import SWEEPS, Mutant
+from tests.simulation.mutants.mutant import INTERVALS, SWEEPS, Mutant
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,6 +80,7 @@ def first_failure(seeds: Iterable[int], needs: Iterable[str] = (), breaks: str =
     for seed in seeds:
         knobs = draw(seed)
         happens = knobs.faults | ({SWEEPS} if knobs.sweep_pause_s else set())
+        happens |= {INTERVALS} if knobs.notify_interval_ms or knobs.own_interval_ms else set()
         if not happens.issuperset(needs):
             continue
         outcome = simulate(knobs, trace=False)

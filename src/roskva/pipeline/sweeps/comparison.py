@@ -30,7 +30,7 @@ from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.ages import epochs
 from roskva.pipeline.sweeps.collection import ROUNDS_MAX, client_of
 from roskva.pipeline.sweeps.frame import Progress, Request, Swept, pages
-from roskva.registrar.cells import CREATED, PENDING, REG, REGISTERED, client_row, is_pending, read_created
+from roskva.registrar.cells import CREATED, PENDING, REG, client_row, is_pending, is_registered, read_created
 from roskva.table.interface import Cell, Mutation, Row, RowKey
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def standing_registrations(row: Row, epoch: int) -> dict[ObjectKey, int]:
     return {
         key: cell.timestamp
         for name, cell in row.items()
-        if name.startswith(REG) and cell.value == REGISTERED
+        if name.startswith(REG) and is_registered(cell)
         for key in [ObjectKey(name[len(REG) :])]
         if epoch_of(key) == epoch and not is_pending(row.get(PENDING + key))
     }
@@ -80,7 +80,7 @@ def is_dead(created: Cell | None, registration: Cell | None, pending: Cell | Non
     """Whether nothing of a copy lives at the Registrar. The cells were read after the copy."""
     if created is None or registration is None:
         return True
-    return registration.value != REGISTERED and not is_pending(pending)
+    return not is_registered(registration) and not is_pending(pending)
 
 
 class Comparison:

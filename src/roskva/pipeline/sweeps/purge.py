@@ -38,11 +38,11 @@ from roskva.registrar.cells import (
     LOG,
     PENDING,
     REG,
-    REGISTERED,
     UNKNOWN,
     closed_on,
     is_closed,
     is_pending,
+    is_registered,
     read_created,
     read_log_name,
     stamp_of,
@@ -101,7 +101,7 @@ def _is_pending(row: Row, key: ObjectKey) -> bool:
 def _stands(row: Row, key: ObjectKey, seqno: int) -> bool:
     cell = row.get(REG + key)
     # A later notification than the registration that we see: it was written when the row had more. Not for us to judge.
-    return cell is not None and (cell.timestamp < seqno or (cell.timestamp == seqno and cell.value == REGISTERED))
+    return cell is not None and (cell.timestamp < seqno or (cell.timestamp == seqno and is_registered(cell)))
 
 
 class Purge:

@@ -1,0 +1,210 @@
+"""burst: what a backlog and a crowded object do to everybody else.
+
+First a burst of updates, in batches of 1,000, over objects that nobody is registered for: how fast the pipeline works off what it is
+behind. Then an object that 100,000 clients are registered for, all of them offline, is published again and again: each time 100,000
+rows are written. Beside both, and before, a small steady load goes on: its latency, by the fast path, is what others feel of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench.accounting import RUN_VARIABLE
+from bench.bursting import BATCH
+from bench.clients import Fleet
+from bench.filling import fill
+from bench.load import Publishers
+from bench.report import Aim, Result, percentiles
+from bench.service import ROOT, BenchFailed, Service, running, say
+from bench.world import Options, Window, World, caught_up, run
+from roskva.feed.interface import FAN_OUTS, UPDATES
+
+UPDATES_IN_BURST: Final = 1_000_000
+OBJECTS: Final = 10_000
+REGISTERED: Final = 100_000
+HOT_PUBLISHES: Final = 3
+WORKED_OFF_AIM_PER_S: Final = 20_000.0
+LATENCY_TIMES_AIM: Final = 3.0  # p50 of the steady load, against itself before
+STEADY_CLIENTS: Final = 200
+STEADY_PER_S: Final = 50.0
+QUIET_S: Final = 8.0
+_PUBLISHERS: Final = 8
+_LOOK_S: Final = 0.25
+_WORKED_OFF_S: Final = 90.0
+_DRAIN_S: Final = 20.0
+HOT: Final = "hot0"
+
+APPROXIMATIONS: Final = [
+    "the backlog is looked at every quarter of a second, and the pipeline tells it once a second or with each batch",
+    "nobody is registered for the objects of the burst: what is worked off is their updates' way through Bridge and Matcher",
+    "the clients of the crowded object are offline: of those online the fast path tells 500 in each turn of its loop",
+]
+
+
+def measure(options: Options) -> Result:
+    registered = REGISTERED if options.clients is None else 10 * options.clients
+    hot = World(registered, 1, registered, prefix="hot")
+
+    def prepare(data: Path) -> None:
+        fill(data, hot, time.time())
+
+    with running(options.settings, prepare=prepare) as service:
+        return measure_on(service, options, registered)
+
+
+def measure_on(service: Service, options: Options, registered: int) -> Result:
+    return run(_measure(service, options, registered))
+
+
+class Steady:
+    """A small load that goes on whatever happens, and who felt what when."""
+
+    def __init__(self, service: Service, clients: int) -> None:
+        self.clients = clients
+        self._world = World(clients, 5, 5, prefix="steady")
+        self.fleet = Fleet(service.url)
+        self.publishers = Publishers(service.url, self._world.objects, 16)
+        self._pacing: asyncio.Task[bool] | None = None
+
+    async def start(self) -> None:
+        await self.fleet.join(self._world.clients, self._world.names_of(), prefix="steady")
+        await self.publishers.__aenter__()
+        self._pacing = asyncio.get_running_loop().create_task(self.publishers.paced(STEADY_PER_S, 3_600.0))
+
+    async def stop(self) -> bool:
+        """Whether every client has everything."""
+        if self._pacing is not None:
+            self._pacing.cancel()
+        complete = await caught_up(self.fleet, self.publishers, _DRAIN_S)
+        await self.publishers.__aexit__()
+        self.fleet.close()
+        return complete
+
+    async def during(self, work: Callable[[], Awaitable[Any]]) -> tuple[Any, dict[str, float]]:
+        """What the work answers, and the latency of what was published meanwhile."""
+        first = self.publishers.last_version + 1
+        answer = await work()
+        last = self.publishers.last_version
+        await asyncio.sleep(1.0)
+        heard, published_s = self.fleet.heard, self.publishers.published_s
+        times_ms = [
+            (received_s - published_s[version]) * 1000
+            for version, received_s in zip(heard.versions, heard.received_s, strict=True)
+            if first <= version <= last
+        ]
+        return answer, percentiles(times_ms) | {"notifications": len(times_ms)}
+
+
+async def _measure(service: Service, options: Options, registered: int) -> Result:
+    updates = UPDATES_IN_BURST if options.rate is None else int(options.rate)
+    quiet_s = min(QUIET_S, options.seconds or QUIET_S)
+    steady = Steady(service, STEADY_CLIENTS if options.clients is None else options.clients)
+    await steady.start()
+    try:
+        await asyncio.sleep(quiet_s)  # the first batches are slower
+        _, before = await steady.during(lambda: asyncio.sleep(quiet_s))
+        window = await asyncio.to_thread(Window, service)
+        burst, beside_burst = await steady.during(partial(_burst, service, updates))
+        await asyncio.to_thread(window.end)
+        hot, beside_hot = await steady.during(partial(_hot, service, registered))
+        complete = await steady.stop()
+    finally:
+        steady.fleet.close()
+    if not complete:
+        raise BenchFailed("Not every client of the steady load had the latest versions in the end.")
+    latency = {"before": before, "beside the burst": beside_burst, "beside the crowded object": beside_hot}
+    return Result(
+        name="burst",
+        settings={
+            "load": f"{updates:,} updates of {OBJECTS:,} objects in batches of {BATCH:,}; {registered:,} registered for one object",
+            "steady": f"{steady.clients} clients x 5 registrations, 5 clients per object, {STEADY_PER_S:g} publishes/s",
+            "service": service.parts,
+            "changed": service.changed,
+        },
+        warm_up=f"{quiet_s:g} s of the steady load",
+        figures={"burst": burst, "crowded_object": hot, "latency_ms": latency},
+        aims=[
+            Aim("backlog worked off", "/s", WORKED_OFF_AIM_PER_S, burst["worked_off_per_s"], larger_is_better=True),
+            Aim("p50 beside the burst, times that before", "x", LATENCY_TIMES_AIM, beside_burst["p50"] / max(0.001, before["p50"])),
+            Aim("p50 beside the crowded object, times that before", "x", LATENCY_TIMES_AIM, beside_hot["p50"] / max(0.001, before["p50"])),
+        ],
+        cpu_seconds=window.cpu_seconds,
+        cpu_window_s=window.seconds,
+        approximations=APPROXIMATIONS,
+    )
+
+
+async def _burst(service: Service, updates: int) -> dict[str, Any]:
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "bench.bursting", service.url, str(updates), str(OBJECTS), str(_PUBLISHERS)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), RUN_VARIABLE: service.run}
+    publishing = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE)
+    backlog: list[dict[str, float]] = []
+    ended: dict[str, float] | None = None
+    ended_s = 0.0
+    try:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            lag = await asyncio.to_thread(_lag, service, UPDATES)
+            backlog.append({"s": round(time.monotonic() - began_s, 2), "updates": lag})
+            if ended is None and publishing.returncode is not None:
+                assert publishing.stdout is not None
+                ended, ended_s = json.loads(await publishing.stdout.read()), backlog[-1]["s"]
+                say(f"{ended['accepted']:,.0f} updates published in {ended['seconds']:.1f} s, {lag:,} of them wait")
+            if ended is not None and lag <= 2 * STEADY_PER_S:  # those of the steady load wait for a batch, too
+                break
+            if time.monotonic() - began_s > _WORKED_OFF_S:
+                raise BenchFailed(f"{lag:,} updates still waited {_WORKED_OFF_S:g} s after the burst began.")
+    finally:
+        if publishing.returncode is None:
+            publishing.kill()
+            await publishing.wait()
+    whole_s = backlog[-1]["s"]
+    return {
+        "updates": updates,
+        "refused": ended["refused"],
+        "published_per_s": round(ended["accepted"] / ended["seconds"], 1),
+        "published_in_s": ended_s,
+        "largest_backlog": max(one["updates"] for one in backlog),
+        "worked_off_in_s": whole_s,
+        "worked_off_per_s": round(updates / whole_s, 1),
+        "backlog": backlog,
+    }
+
+
+async def _hot(service: Service, registered: int) -> dict[str, Any]:
+    """Each publish is one fan-out to all; the next comes when it is done."""
+    took_s: list[float] = []
+    async with Publishers(service.url, [HOT], 1) as publishers:
+        publishers.published_s.extend([0.0] * 1_000)  # versions above that of the filled tables
+        for _ in range(HOT_PUBLISHES):
+            before = await asyncio.to_thread(_told, service)
+            began_s = time.monotonic()
+            publishers.publish(1, time.time())
+            while await asyncio.to_thread(_told, service) - before < registered or await asyncio.to_thread(_lag, service, FAN_OUTS) > 0:
+                if time.monotonic() - began_s > _WORKED_OFF_S:
+                    raise BenchFailed(f"The crowded object's clients were not all told within {_WORKED_OFF_S:g} s.")
+                await asyncio.sleep(_LOOK_S)
+            took_s.append(round(time.monotonic() - began_s, 2))
+            say(f"{registered:,} clients of one object have it in their rows after {took_s[-1]:.1f} s")
+    return {
+        "registered": registered,
+        "seconds_per_publish": [{"s": one} for one in took_s],
+        "rows_per_s": round(registered * len(took_s) / max(0.001, sum(took_s)), 1),
+    }
+
+
+def _lag(service: Service, topic: str) -> int:
+    return sum(service.status()["pipeline"]["lag"].get(topic, {}).values())
+
+
+def _told(service: Service) -> int:
+    return int(service.metrics().get('roskva_registrar_total{milestone="stored"}', 0))

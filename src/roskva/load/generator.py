@@ -1,0 +1,226 @@
+"""One process of the load: its clients, their lines, their arrival at a steady pace, and the publishes; all on one event loop.
+
+No task and no timer per client: one loop lets clients arrive, one repeats and heartbeats (wheel.py), one publishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from array import array
+from collections import deque
+from collections.abc import Coroutine, MutableSequence, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from roskva.errors import BadRequest, RoskvaError
+from roskva.load.clients import ABSENT, IN_SYNC, Clients
+from roskva.load.line import Line
+from roskva.load.measuring import Latencies, Report
+from roskva.load.plan import Plan
+from roskva.load.publishing import Publishing
+from roskva.load.wheel import TICK_S
+
+_ARRIVING_MAX: Final = 2_000  # clients that have arrived and are not in sync: beyond, others wait
+_STEP_S: Final = 0.01
+_PUBLISH_STEP_S: Final = 0.001
+_TRIES_MAX: Final = 100  # to find a client in sync by chance
+_SILENT_KEEPALIVES: Final = 2.0
+
+
+class Generator:
+    """`async with Generator(...)`: clients `first` to `first + count - 1` of the plan, of which `wanted` arrive, one after the other.
+
+    `tokens` are what the clients kept from an earlier run, "" where they kept none. `latest` holds the highest accepted version of each
+    object; processes that share it see each other's.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        url: str,
+        key: str,
+        publish_key: str = "",
+        first: int = 0,
+        count: int | None = None,
+        tokens: Sequence[str] = (),
+        latest: MutableSequence[int] | None = None,
+    ) -> None:
+        now_s = time.monotonic()
+        count = plan.clients if count is None else count
+        self.plan = plan
+        self.clients = Clients(plan, first, count, self._send, random.random, secrets.token_urlsafe(6), now_s)
+        self.clients.tokens[: len(tokens)] = tokens
+        self.counts = self.clients.counts
+        self.latest: MutableSequence[int] = array("q", [0]) * plan.objects if latest is None else latest
+        self.wanted = 0  # so many clients are to arrive
+        self.arrivals_per_s = plan.arrivals_per_s * count / plan.clients
+        self.rate_per_s = 0.0  # of publishes
+        self.update_every_s = 0.0  # of each client in sync
+        self.publishing = Publishing(plan, url, publish_key, self.counts, self._accepted)
+        self._lines = [Line(url, key, plan.drop, self.counts, self.clients.received, self._line_changed) for _ in range(plan.lines)]
+        self._next = 0  # the first that has not arrived
+        self._returning: deque[int] = deque()  # those whose line is back
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: RoskvaError | None = None
+
+    async def __aenter__(self) -> Self:
+        self.clients.since_us = time.time_ns() // 1000
+        staying = [asyncio.create_task(self._guard(line.stay(first_try_counts=True))) for line in self._lines]
+        self._tasks += staying
+        try:
+            while not all(line.connected for line in self._lines):
+                self.check()
+                await asyncio.sleep(_STEP_S)
+        except BaseException:
+            await self._end()
+            raise
+        self._tasks += [asyncio.create_task(self._guard(work)) for work in (self._arrive(), self._tick(), self._publish())]
+        self._tasks += [asyncio.create_task(self.publishing.stay()) for _ in range(self.plan.publishers)]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for line in self._lines:
+            line.close()
+
+    async def _guard(self, work: Coroutine[object, None, None]) -> None:
+        """An error of one of the loops is everybody's."""
+        try:
+            await work
+        except RoskvaError as error:
+            self._failure = self._failure or error
+        except Exception as error:
+            self._failure = self._failure or RoskvaError(f"The load generator failed: {type(error).__name__}: {error}.")
+
+    def check(self) -> None:
+        """Raises what no patience helps against."""
+        if self.clients.failure:
+            raise BadRequest(self.clients.failure)
+        if self._failure is not None:
+            raise self._failure
+
+    # Lines and clients.
+
+    def _line_of(self, number: int) -> int:
+        return number % len(self._lines)
+
+    def _send(self, number: int, message: bytes) -> None:
+        self._lines[number % len(self._lines)].send(number, message)
+
+    def _line_changed(self, line: Line, connected: bool) -> None:
+        """Its clients are gone with it; when it is back, each must speak again, at the pace of arrivals."""
+        place = self._lines.index(line)
+        first = self.clients.first
+        own = range((place - first) % len(self._lines), self._next, len(self._lines))
+        if connected:
+            self._returning.extend(index for index in own if self.clients.states[index] == ABSENT)
+        else:
+            for index in own:
+                self.clients.gone(index)
+
+    def drop(self, part: float) -> None:
+        """From now on, so much of what the lines carry is lost, in either direction."""
+        for line in self._lines:
+            line.drop = part
+
+    @property
+    def all_in_sync(self) -> bool:
+        return self.counts.in_sync >= self.wanted
+
+    async def _arrive(self) -> None:
+        credit, before_s = 0.0, time.monotonic()
+        while True:
+            await asyncio.sleep(_STEP_S)
+            now_s = time.monotonic()
+            credit = min(credit + self.arrivals_per_s * (now_s - before_s), max(1.0, self.arrivals_per_s / 10))
+            before_s = now_s
+            while credit >= 1.0 and self.clients.present - self.counts.in_sync < _ARRIVING_MAX:
+                index = self._who_is_next()
+                if index is None:
+                    break
+                credit -= 1.0
+                self.clients.arrive(index, now_s)
+
+    def _who_is_next(self) -> int | None:
+        while self._returning:
+            index = self._returning.popleft()
+            if self.clients.states[index] == ABSENT and self._has_way(index):
+                return index
+        if self._next < min(self.wanted, self.clients.count) and self._has_way(self._next):
+            self._next += 1
+            return self._next - 1
+        return None
+
+    def _has_way(self, index: int) -> bool:
+        line = self._lines[self._line_of(self.clients.first + index)]
+        return line.connected and not line.full
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            self.clients.tick(now_s)
+            if self._next:
+                silent_s = _SILENT_KEEPALIVES * self.clients.config.keepalive_s
+                for line in self._lines:
+                    line.cut_if_silent(silent_s, now_s)
+
+    # Publishes.
+
+    def _accepted(self, number: int, version: int) -> None:
+        if version > self.latest[number]:
+            self.latest[number] = version
+
+    async def _publish(self) -> None:
+        due_s = time.time()
+        while True:
+            rate = self.rate_per_s + (self.counts.in_sync / self.update_every_s if self.update_every_s else 0.0)
+            now_s = time.time()
+            if rate <= 0.0 or now_s - due_s > 5.0:  # nothing to do, or this machine stood still: not all of it at once
+                due_s = now_s
+            pause_s = self.plan.batch / rate if rate > 0.0 else 0.1
+            while rate > 0.0 and due_s <= now_s:
+                objects = [number for number in (self._object() for _ in range(self.plan.batch)) if number is not None]
+                if objects:
+                    self.publishing.publish(objects, int(due_s * 1e6))
+                due_s += pause_s
+            await asyncio.sleep(max(_PUBLISH_STEP_S, min(0.1, due_s - time.time())))
+
+    def _object(self) -> int | None:
+        """An object of a client that is in sync, by chance."""
+        states = self.clients.states
+        for _ in range(_TRIES_MAX if self._next else 0):
+            index = random.randrange(self._next)
+            if states[index] == IN_SYNC:
+                return self.plan.object_of(self.clients.first + index, random.randrange(self.plan.registrations))
+        return None
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Stop publishing, and wait until every client in sync was told whatever was accepted; whether that came about."""
+        self.rate_per_s = self.update_every_s = 0.0
+        until_s = time.monotonic() + timeout_s
+        while True:
+            await asyncio.sleep(0.2)
+            self.check()
+            over = time.monotonic() >= until_s
+            if over:
+                self.publishing.give_up()
+            if over or not self.publishing.open_requests:
+                self.counts.missing = await asyncio.to_thread(self.clients.missing, self.latest)
+                if over or (not self.counts.missing and not self.publishing.open_requests):
+                    return not self.counts.missing
+
+    def report(self) -> Report:
+        """What was counted; the latencies are of the time since the last report."""
+        down = next((line.trouble or "not connected" for line in self._lines if not line.connected), "")
+        report = Report(self.counts, self.clients.latencies, self.publishing.answers, down)
+        self.clients.latencies, self.publishing.answers = Latencies(), Latencies()
+        return report

@@ -1,0 +1,191 @@
+"""Two gateways on one port: whichever answers, answers for the service (gateway/peers.py, gateway/door.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from roskva.config import Settings
+from roskva.errors import AddressInUse
+from roskva.gateway import door
+from roskva.gateway.door import Door
+from roskva.gateway.service import Gateway
+from roskva.gateway.sharing import folder_path
+from tests.gateway.conftest import Start
+from tests.gateway.talking import handshake, hear, say
+
+FAST = {"member_heartbeat_s": 0.2, "member_timeout_s": 2.0, "share_port": True}
+
+
+@pytest.fixture
+async def pair(start: Start) -> tuple[Gateway, Gateway]:
+    one = await start("left", gateway_name="gateway-1", **FAST)
+    two = await start("two", gateway_name="gateway-2", listen=one.url.removeprefix("http://"), **FAST)
+    async with asyncio.timeout(10):
+        while len(one.view.live) < 2 or len(two.view.live) < 2:
+            await asyncio.sleep(0.02)
+    return one, two
+
+
+async def connect_to(gateway: Gateway, http: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+    """A connection that this one of the two accepted: the kernel chooses, so try until it did."""
+    for _ in range(100):
+        before = len(gateway.router.connections)
+        connected = await http.ws_connect(gateway.url.replace("http", "ws") + "/v1/channel")
+        if len(gateway.router.connections) > before:
+            return connected
+        await connected.close()
+    raise AssertionError("it never got a connection")
+
+
+async def begin_session(connected: aiohttp.ClientWebSocketResponse) -> None:
+    await say(connected, token=await handshake(connected))
+    await hear(connected)
+
+
+async def test_both_accept_and_each_answer_counts_the_clients_of_both(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    sockets = [await connect_to(gateway, http) for gateway in pair for _ in range(2)]
+    for connected in sockets:
+        await begin_session(connected)
+    for _ in range(8):  # each over a connection of its own, so that both are asked
+        async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(pair[0].url + "/v1/status") as answer:
+            status = await answer.json()
+        assert (status["sessions"], status["connections"]) == (4, 4)
+        assert {name: held["connections"] for name, held in status["gateways"].items()} == {"gateway-1": 2, "gateway-2": 2}
+        assert [(member["name"], member["answers"]) for member in status["members"]] == [("gateway-1", True), ("gateway-2", True)]
+        async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(pair[0].url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        assert {f'roskva_connections{{gateway="gateway-{number}"}} 2.0' for number in (1, 2)} <= set(lines)
+        assert {f'roskva_gateway_answers{{gateway="gateway-{number}"}} 1.0' for number in (1, 2)} <= set(lines)
+        assert sum(line.startswith("# TYPE roskva_connections ") for line in lines) == 1
+    for connected in sockets:
+        await connected.close()
+
+
+async def test_one_without_a_door_is_named_and_not_waited_for(
+    pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession, settings: Settings
+) -> None:
+    (settings.data / "run" / "gateway-2.sock").unlink()
+    status = await pair[0].routes.inspection.status()
+    assert {member["name"]: member["answers"] for member in status["members"]} == {"gateway-1": True, "gateway-2": False}
+    assert list(status["gateways"]) == ["gateway-1"]
+
+
+@pytest.mark.parametrize("deleted", ["run", "run/gateway-1.sock"])
+async def test_a_door_that_was_deleted_is_there_again(
+    start: Start, settings: Settings, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    await start("left", gateway_name="gateway-1", share_port=True)
+    gone = settings.data / deleted
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    async with asyncio.timeout(10):
+        while not (settings.data / "run" / "gateway-1.sock").exists():
+            await asyncio.sleep(0.02)
+    with folder_path(settings.data / "run") as folder:
+        connector = aiohttp.UnixConnector(f"{folder}/gateway-1.sock")
+        async with aiohttp.ClientSession(connector=connector) as http, http.get("http://gateway/healthz") as answer:
+            assert answer.status == 200
+    with pytest.raises(AddressInUse):  # and its name is taken again
+        Door(settings.data, "gateway-1").bind()
+
+
+async def test_both_are_ready_although_one_may_own_no_partition(pair: tuple[Gateway, Gateway]) -> None:
+    reasons = [await gateway.routes.inspection.unready() for gateway in pair]
+    assert reasons == [["the pipeline is not running"]] * 2
+
+
+async def test_a_polled_connection_is_served_through_either(pair: tuple[Gateway, Gateway]) -> None:
+    """The requests of one are spread over both, as all that comes by the shared port."""
+    init = {"init": {"nonce": "n1", "application": "demo", "device": "phone"}}
+    path = f"{pair[0].url}/v1/channels/{pair[0].port.polls.open('', '').id}"
+    for _ in range(10):  # each over a connection of its own
+        async with aiohttp.ClientSession() as fresh, fresh.post(path, data=json.dumps(init)) as answer:
+            assert answer.status == 204
+        async with aiohttp.ClientSession() as fresh, fresh.get(path) as answer:
+            assert (answer.status, answer.headers["Content-Type"]) == (200, "application/x-ndjson")
+            assert (await answer.json(content_type=None))["grant"]["nonce"] == "n1"
+    assert len(pair[0].router.connections) == 1
+    assert not pair[1].router.connections
+    async with aiohttp.ClientSession() as fresh, fresh.delete(path) as answer:
+        assert answer.status == 204
+    assert not pair[0].router.connections
+
+
+async def test_a_polled_connection_is_gone_with_its_gateway(pair: tuple[Gateway, Gateway], settings: Settings) -> None:
+    """Also while the others take that one for alive: its client opens another connection at once."""
+    identity = pair[0].port.polls.open("", "").id
+    (settings.data / "run" / "gateway-1.sock").unlink()
+    statuses = set()
+    for _ in range(20):  # of those that the other one gets, all are answered so
+        async with aiohttp.ClientSession() as fresh, fresh.delete(f"{pair[0].url}/v1/channels/{identity}x") as answer:
+            statuses.add((answer.status, (await answer.json())["error"]["code"] if answer.status != 204 else ""))
+    assert statuses == {(204, ""), (410, "channel-closed")}
+
+
+async def test_a_stream_of_events_goes_through_the_other(pair: tuple[Gateway, Gateway]) -> None:
+    connection = pair[0].port.polls.open("", "")
+    for _ in range(10):
+        async with aiohttp.ClientSession() as fresh, fresh.get(f"{pair[0].url}/v1/channels/{connection.id}/events") as stream:
+            assert await stream.content.readuntil(b"\n\n") == b":\n\n"
+            connection.send(b'{"told":1}')
+            assert await stream.content.readuntil(b"\n\n") == b'data: {"told":1}\n\n'
+
+
+async def test_whether_a_client_is_online_is_told_by_its_owner(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    connected = await connect_to(pair[0], http)
+    await begin_session(connected)
+    (client,) = [client for gateway in pair for client in gateway.registrar.sessions]
+    for _ in range(8):
+        async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(f"{pair[0].url}/v1/inspect/clients/{client}") as answer:
+            assert (await answer.json())["online"] is True
+    await connected.close()
+
+
+async def test_each_is_asked_for_its_times_by_name(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    for _ in range(4):
+        for gateway in pair:
+            path = f"/v1/inspect/latency?member={gateway.member_id}"
+            async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.get(gateway.url + path) as answer:
+                assert (await answer.json())["member"] == gateway.member_id
+
+
+async def test_what_one_accepts_the_clients_of_the_other_hear_at_once(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
+    """The fast path: without the pipeline, of which there is none here."""
+    connected = await connect_to(pair[1], http)
+    token = await handshake(connected)
+    await say(connected, token=token, register=[{"op": 1, "object": "hello"}])
+    await hear(connected)
+    accepted = False
+    while not accepted:
+        before = pair[0].metrics.updates_appended
+        update = {"application": "demo", "object": "hello", "version": 7}
+        async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.post(pair[0].url + "/v1/publish", json=update) as answer:
+            assert answer.status == 200
+        accepted = pair[0].metrics.updates_appended > before
+    async with asyncio.timeout(10):
+        while not (message := await hear(connected)).get("notify"):
+            pass
+    assert message["notify"][0]["version"] == "7"
+    await connected.close()
+
+
+async def test_of_two_with_one_name_the_second_is_refused_and_who_was_killed_leaves_nothing(tmp_path: Path) -> None:
+    first, killed, another = (Door(tmp_path, name) for name in ("gateway-1", "0123456789abcdef", "another"))
+    first.bind()
+    with pytest.raises(AddressInUse):
+        Door(tmp_path, "gateway-1").bind()
+    killed.bind()
+    os.close(killed._lock)  # as by kill -9: its files stay
+    killed._lock = -1
+    another.bind()
+    assert sorted(path.name for path in (tmp_path / "run").glob("*.sock")) == ["another.sock", "gateway-1.sock"]
+    for one in (first, killed, another):
+        await one.close()
+    assert not list((tmp_path / "run").iterdir())
