@@ -19,8 +19,10 @@ from bench.service import APPLICATION, say
 from bench.world import SPREAD, World
 from roskva.config import Settings
 from roskva.feed.known import known_since
+from roskva.keys import load_keys
 from roskva.matcher.cells import registration_cell, version_cell
 from roskva.model import ClientId, ObjectKey, client_partition, object_key, partition_of, seqno_of
+from roskva.protocol.tokens import Claims
 from roskva.registrar.cells import REG, REGISTERED, Created, created_cell, done_cell, seen_cell, seqno_cell
 from roskva.table import SqliteTable, open_manifest
 from roskva.table.interface import Cell
@@ -114,6 +116,23 @@ def fill(data: Path, world: World, now_s: float, matcher: bool = True) -> Filled
         say(f"partition {partition + 1} of {settings.partitions} is filled: {cells:,} cells so far")
     manifest.close()
     return Filled(world.clients, population.objects, cells, size, time.monotonic() - began_s)
+
+
+def tokens_of(data: Path, clients: int) -> list[str]:
+    """The tokens of the clients' first sessions, signed with this data directory's own key: with them they return."""
+    settings = Settings(data=data)
+    manifest = open_manifest(settings)
+    table = SqliteTable(data, manifest)
+    incarnations = [table.incarnation("registrar", partition) for partition in range(settings.partitions)]
+    table.close()
+    manifest.close()
+    keyring = load_keys(data).keyring
+    tokens = []
+    for number in range(clients):
+        client = client_id(number)
+        incarnation = incarnations[client_partition(client, settings.partitions)]
+        tokens.append(keyring.sign(Claims(client, APPLICATION, f"device-{number}", 1, settings.data_center, incarnation, TAG)))
+    return tokens
 
 
 def _by_partition(numbers: Iterable[tuple[int, int]], partitions: int) -> list[list[int]]:
