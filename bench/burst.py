@@ -91,6 +91,7 @@ class Steady:
     async def during(self, work: Callable[[], Awaitable[Any]]) -> tuple[Any, dict[str, float]]:
         """What the work answers, and the latency of what was published meanwhile."""
         first = self.publishers.last_version + 1
+        answered = len(self.publishers.answers_ms)
         answer = await work()
         last = self.publishers.last_version
         await asyncio.sleep(1.0)
@@ -100,7 +101,12 @@ class Steady:
             for version, received_s in zip(heard.versions, heard.received_s, strict=True)
             if first <= version <= last
         ]
-        return answer, percentiles(times_ms) | {"notifications": len(times_ms)}
+        answers = percentiles(self.publishers.answers_ms[answered:])
+        return answer, percentiles(times_ms) | {
+            "notifications": len(times_ms),
+            "publish_answered_p50": answers["p50"],
+            "publish_answered_max": answers["max"],
+        }
 
 
 async def _measure(service: Service, options: Options, registered: int) -> Result:
