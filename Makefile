@@ -1,7 +1,7 @@
 # `make` alone prints the targets. `make up` and `make test` do the whole set-up themselves (scripts/setup.sh).
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint format chaos fuzz bench clean lock
+.PHONY: help install up test lint format chaos fuzz bench profile clean lock
 
 BIN := .venv/bin
 ARGS ?=
@@ -43,6 +43,10 @@ fuzz: ## ten minutes of broken input for every parser; MINUTES=60 for an hour, A
 bench: ## measure; results and plots go to bench/results (make bench ARGS=latency for one)
 	@scripts/setup.sh test
 	@$(BIN)/python -m bench $(if $(ARGS),$(ARGS),all)
+
+profile: ## where the service spends its time: flame graphs, top ten and Spark's phases go to ./profile (ARGS='--batch 50 --rate 20000')
+	@scripts/setup.sh test
+	@$(BIN)/python -m bench.profile $(ARGS)
 
 clean: ## remove the Python environment and what tools left behind; the data directory stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist clients/typescript/node_modules clients/typescript/dist

@@ -7,7 +7,8 @@ registration is done and its notification was acknowledged in time, nothing of i
 
 from __future__ import annotations
 
-import secrets
+import base64
+import hashlib
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,15 +19,23 @@ from bench.service import APPLICATION, say
 from bench.world import SPREAD, World
 from roskva.config import Settings
 from roskva.feed.known import known_since
+from roskva.keys import load_keys
 from roskva.matcher.cells import registration_cell, version_cell
 from roskva.model import ClientId, ObjectKey, client_partition, object_key, partition_of, seqno_of
+from roskva.protocol.tokens import Claims
 from roskva.registrar.cells import REG, REGISTERED, Created, created_cell, done_cell, seen_cell, seqno_cell
 from roskva.table import SqliteTable, open_manifest
 from roskva.table.interface import Cell
 
 VERSION: Final = 7
 _SECONDS_PER_DAY: Final = 86_400
-_ID_BYTES: Final = 12  # as the Registrar mints them
+_ID_BYTES: Final = 11  # as the Registrar mints them
+TAG: Final = "bench000"  # of everybody's first session
+
+
+def client_id(number: int) -> ClientId:
+    """As good as random, and the same in every process."""
+    return ClientId(base64.urlsafe_b64encode(hashlib.blake2b(b"bench %d" % number, digest_size=_ID_BYTES).digest()).rstrip(b"=").decode())
 
 
 class Filled(NamedTuple):
@@ -42,7 +51,7 @@ class Population:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.ids = [ClientId(secrets.token_urlsafe(_ID_BYTES)) for _ in range(world.clients)]
+        self.ids = [client_id(number) for number in range(world.clients)]
         self.objects = world.clients * world.registrations // world.fan_out
         self._back = pow(SPREAD, -1, self.objects)  # from an object to the first slot that holds it
 
@@ -68,7 +77,7 @@ class Population:
         for number, seqno in self.registered_by(client):
             key = self.key(number)
             cells += (Cell(REG + key, seqno, REGISTERED), done_cell(key, seqno))
-        cells.append(seqno_cell(seqno_of(1, self.world.registrations), b"bench000"))
+        cells.append(seqno_cell(seqno_of(1, self.world.registrations), TAG.encode()))
         return sorted(cells)
 
     def object_cells(self, number: int, incarnation: int) -> list[Cell]:
@@ -76,8 +85,8 @@ class Population:
         return sorted([*copies, version_cell(VERSION, "", incarnation)])
 
 
-def fill(data: Path, world: World, now_s: float) -> Filled:
-    """Make a new data directory with these clients and objects in it."""
+def fill(data: Path, world: World, now_s: float, matcher: bool = True) -> Filled:
+    """Make a new data directory with these clients and objects in it, and (`matcher`) the Matcher's copies."""
     began_s = time.monotonic()
     population = Population(world)
     settings = Settings(data=data)
@@ -101,12 +110,29 @@ def fill(data: Path, world: World, now_s: float) -> Filled:
         ordered = sorted(clients[partition], key=lambda number: population.ids[number].encode())
         rows = ((population.ids[number].encode(), population.client_cells(number, day)) for number in ordered)
         cells += _insert(paths[0], rows)
-        by_key = sorted(objects[partition], key=population.key)
+        by_key = sorted(objects[partition], key=population.key) if matcher else []
         cells += _insert(paths[1], ((population.key(number), population.object_cells(number, incarnation)) for number in by_key))
         size += sum(path.stat().st_size for path in paths)
         say(f"partition {partition + 1} of {settings.partitions} is filled: {cells:,} cells so far")
     manifest.close()
     return Filled(world.clients, population.objects, cells, size, time.monotonic() - began_s)
+
+
+def tokens_of(data: Path, clients: int) -> list[str]:
+    """The tokens of the clients' first sessions, signed with this data directory's own key: with them they return."""
+    settings = Settings(data=data)
+    manifest = open_manifest(settings)
+    table = SqliteTable(data, manifest)
+    incarnations = [table.incarnation("registrar", partition) for partition in range(settings.partitions)]
+    table.close()
+    manifest.close()
+    keyring = load_keys(data).keyring
+    tokens = []
+    for number in range(clients):
+        client = client_id(number)
+        incarnation = incarnations[client_partition(client, settings.partitions)]
+        tokens.append(keyring.sign(Claims(client, APPLICATION, f"device-{number}", 1, settings.data_center, incarnation, TAG)))
+    return tokens
 
 
 def _by_partition(numbers: Iterable[tuple[int, int]], partitions: int) -> list[list[int]]:

@@ -242,6 +242,57 @@ def _security(axes: Any, document: dict[str, Any]) -> None:
     axes.set_title("security: good clients while one attacks, all on the same two cores", fontsize=10)
 
 
+def _figure6(axes: Any, document: dict[str, Any]) -> None:
+    steps, grown = document["figures"]["steps"], document["figures"]["relative_to_the_first"]
+    clients = [one["clients"] for one in steps]
+    axes.plot(clients, grown["cpu_percent"], marker="o", color=_BLUE, label="CPU of the service")
+    axes.plot(clients, grown["messages_in_per_s"], marker=".", color=_GREY, linestyle="--", label="messages of clients")
+    axes.plot(clients, grown["service_mib"], marker=".", color=_GREY, linestyle=":", label="memory of the service")
+    axes.plot(clients, [count / clients[0] for count in clients], color=_GREY, linewidth=0.5, label="users")
+    axes.set(xlabel="active clients, 5 registrations each", ylabel="times as much as at the first", ylim=(0, None))
+    _with_latency(axes, clients, steps)
+    axes.set_title("figure6: more users; generator and service on the same cores", fontsize=10)
+
+
+def _figure7(axes: Any, document: dict[str, Any]) -> None:
+    steps, grown = document["figures"]["steps"], document["figures"]["relative_to_the_first"]
+    delivered = [one["notified_per_s"] for one in steps]
+    axes.plot(delivered, grown["cpu_percent"], marker="o", color=_BLUE, label="CPU of the service")
+    axes.set(xlabel="notifications delivered and acknowledged per second", ylabel="times as much as at the first", ylim=(0, None))
+    _with_latency(axes, delivered, steps)
+    axes.set_title(f"figure7: {document['settings']['load']}", fontsize=8)
+
+
+def _with_latency(axes: Any, along: list[float], steps: list[dict[str, Any]]) -> None:
+    """Median latency on an axis of its own, at the right."""
+    other = axes.twinx()
+    other.plot(along, [one["p50_ms"] for one in steps], marker="x", color=_RED, label="p50, publish to client")
+    other.set(ylabel="ms", ylim=(0, 1.5 * max(one["p50_ms"] for one in steps) + 1))
+    lines = [*axes.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
+    axes.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="upper left")
+
+
+def _loss(axes: Any, document: dict[str, Any]) -> None:
+    parts = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
+    for number, (one, colour) in enumerate(zip(document["figures"]["losses"], (_BLUE, _RED), strict=True)):
+        places = [place + 0.4 * number for place in range(len(parts))]
+        bars = axes.bar(places, [one[part] for part in parts], width=0.4, color=colour, label=f"{one['dropped_percent']:g} % dropped")
+        axes.bar_label(bars, fmt="{:,.0f}", padding=2)
+    axes.set_xticks([place + 0.2 for place in range(len(parts))], [part.removesuffix("_ms") for part in parts])
+    axes.set(ylabel="publish to client, ms", yscale="log")
+    axes.legend(frameon=False, loc="upper left")
+    axes.set_title(f"loss: {document['settings']['load']}", fontsize=9)
+
+
+def _objects(axes: Any, document: dict[str, Any]) -> None:
+    steps = document["figures"]["steps"]
+    bars = axes.barh([one["what"] for one in steps], [one["seconds"] for one in steps], color=_BLUE)
+    axes.bar_label(bars, [f"{one['sent_kib'] + one['received_kib']:,.0f} KiB, {one['messages']:,} messages" for one in steps], padding=3)
+    axes.invert_yaxis()
+    axes.set(xlabel="s", xlim=(0, 1.6 * max(one["seconds"] for one in steps)))  # room for the words
+    axes.set_title(f"objects: {document['settings']['load']}", fontsize=10)
+
+
 def _batching(axes: Any, document: dict[str, Any]) -> None:
     steps = document["figures"]["delays"]
     cores = [one["pipeline_cpu_cores"] for one in steps]
@@ -273,5 +324,9 @@ _DRAWINGS: Final[dict[str, Callable[[Any, dict[str, Any]], None]]] = {
     "figure9": _figure9,
     "figure11": _figure11,
     "recovery": _recovery,
+    "objects": _objects,
+    "loss": _loss,
+    "figure6": _figure6,
+    "figure7": _figure7,
     "batching": _batching,
 }

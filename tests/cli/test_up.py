@@ -22,6 +22,7 @@ from roskva.errors import AddressInUse
 from tests.cli.stand_in import write_status
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN_UP = [sys.executable, str(ROOT / "tests/cli/run_up.py")]
 WELCOME = "Ctrl-C stops it."
 
 
@@ -34,7 +35,8 @@ class Up:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "ROSKVA_TEST_FAULT": fault}
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "tests/cli/run_up.py"), "--data", str(data), "--listen", "127.0.0.1:0", *options],
+                # One gateway, on a machine with any number of cores.
+                [*RUN_UP, "--gateways", "1", "--data", str(data), "--listen", "127.0.0.1:0", *options],
                 stdout=out,
                 stderr=out,
                 env=environment,

@@ -12,7 +12,8 @@ from .service import Service
 
 @pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = Service(tmp_path_factory.mktemp("e2e") / "data", by_make=True).start()
+    # One gateway, on a machine with any number of cores.
+    service = Service(tmp_path_factory.mktemp("e2e") / "data", "--gateways", "1", by_make=True).start()
     try:
         yield service
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import aiohttp
@@ -12,8 +13,10 @@ import pytest
 
 from roskva.config import Settings
 from roskva.errors import AddressInUse
+from roskva.gateway import door
 from roskva.gateway.door import Door
 from roskva.gateway.service import Gateway
+from roskva.gateway.sharing import folder_path
 from tests.gateway.conftest import Start
 from tests.gateway.talking import handshake, hear, say
 
@@ -72,6 +75,25 @@ async def test_one_without_a_door_is_named_and_not_waited_for(
     status = await pair[0].routes.inspection.status()
     assert {member["name"]: member["answers"] for member in status["members"]} == {"gateway-1": True, "gateway-2": False}
     assert list(status["gateways"]) == ["gateway-1"]
+
+
+@pytest.mark.parametrize("deleted", ["run", "run/gateway-1.sock"])
+async def test_a_door_that_was_deleted_is_there_again(
+    start: Start, settings: Settings, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    await start("left", gateway_name="gateway-1", share_port=True)
+    gone = settings.data / deleted
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    async with asyncio.timeout(10):
+        while not (settings.data / "run" / "gateway-1.sock").exists():
+            await asyncio.sleep(0.02)
+    with folder_path(settings.data / "run") as folder:
+        connector = aiohttp.UnixConnector(f"{folder}/gateway-1.sock")
+        async with aiohttp.ClientSession(connector=connector) as http, http.get("http://gateway/healthz") as answer:
+            assert answer.status == 200
+    with pytest.raises(AddressInUse):  # and its name is taken again
+        Door(settings.data, "gateway-1").bind()
 
 
 async def test_both_are_ready_although_one_may_own_no_partition(pair: tuple[Gateway, Gateway]) -> None:
@@ -164,6 +186,6 @@ async def test_of_two_with_one_name_the_second_is_refused_and_who_was_killed_lea
     killed._lock = -1
     another.bind()
     assert sorted(path.name for path in (tmp_path / "run").glob("*.sock")) == ["another.sock", "gateway-1.sock"]
-    for door in (first, killed, another):
-        await door.close()
+    for one in (first, killed, another):
+        await one.close()
     assert not list((tmp_path / "run").iterdir())

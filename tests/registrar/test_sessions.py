@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from roskva.model import OUTCOME_UNKNOWN, OUTCOME_UPDATE, SETTLED
 from roskva.protocol.messages import Ack, ClientMessage, ServerMessage
-from roskva.registrar.sessions import Wave
+from roskva.registrar.sessions import IDLE, Outstanding, Session, Wave
 from tests.registrar.place import HeldChannel, Place, told
 
 
@@ -101,17 +103,60 @@ async def test_a_client_that_never_answers_is_not_waited_for_again_and_again(pla
     assert session.answer_ms > place.settings.ack_wait_ms
 
 
-async def test_every_session_is_visited_for_its_keepalive_though_no_second_visits_all(place: Place) -> None:
+async def test_a_session_is_visited_when_its_keepalive_is_due_and_not_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await place.registrar.stop()  # the rounds are the test's
+    rounds = place.registrar.rounds
     channels = [HeldChannel() for _ in range(10)]
-    for number, channel in enumerate(channels):
-        await place.start_client(channel, device=f"d{number}")
+    tokens = [await place.start_client(channel, device=f"d{number}") for number, channel in enumerate(channels)]
     for channel in channels:
         channel.received.clear()
-    later_s = time.monotonic() + 51.0
-    spoken: list[int] = []
-    for second in range(5):
-        place.registrar.rounds._keep_alive(later_s + second)
-        spoken.append(sum(len(channel.received) for channel in channels))
-    assert [len(channel.received) for channel in channels] == [1] * 10
-    assert 0 < spoken[0] < 10
+    visited: list[str] = []
+    visit = rounds._visit
+
+    def noted(session: Session, at_s: float) -> None:
+        visited.append(session.client)
+        visit(session, at_s)
+
+    monkeypatch.setattr(rounds, "_visit", noted)
+    now_s = time.monotonic()
+    await rounds._keep_alive(now_s + 1.0)  # to welcome whoever has heard nothing yet
+    assert sum(len(channel.received) for channel in channels) == 0
+    visited.clear()
+    await rounds._keep_alive(now_s + 10.0)
+    assert visited == []
+    place.registrar.closed(channels[0])
+    place.registrar.sessions[place.client(tokens[1])].sent_s = now_s + 30.0  # it was told something
+    await rounds._keep_alive(now_s + 51.0)
+    assert [len(channel.received) for channel in channels] == [0, 0] + [1] * 8
+    assert len(visited) == 9
+    await rounds._keep_alive(now_s + 81.0)
+    assert len(channels[1].received) == 1
+
+
+async def test_a_client_that_came_again_is_visited_once(place: Place) -> None:
+    await place.registrar.stop()
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    for _ in range(3):
+        place.registrar.closed(channel)
+        channel = HeldChannel()
+        place.say(channel, ClientMessage(token=token))
+        await channel.until(lambda message: message.summary is not None)
+    channel.received.clear()
+    await place.registrar.rounds._keep_alive(time.monotonic() + 51.0)
+    assert len(channel.received) == 1
+
+
+async def test_a_session_at_rest_has_nothing_that_only_a_busy_one_needs(place: Place) -> None:
+    channel = HeldChannel()
+    token = await place.start_client(channel)
+    event = await place.register(channel, token, "hello")
+    await place.registrar.propagate([told(event, OUTCOME_UPDATE, 1)])
+    session = place.registrar.sessions[place.client(token)]
+    assert not session.rest(0.0), "something is owed to it"
+    place.say(channel, ClientMessage(token=token, acks=[Ack(object="hello", seqno=str(event.seqno), version="1")]))
+    assert session.rest(0.0)
+    assert session.busy is IDLE
+    assert not IDLE.outstanding
+    with pytest.raises(TypeError):
+        IDLE.outstanding[event.object, False] = Outstanding(event.object, 1, 1)  # nobody changes what all of them share

@@ -73,7 +73,8 @@ async def test_trap_03_a_deposed_gateway_asks_the_table_before_it_drops_a_tuple(
     channel = HeldChannel()
     token = await deposed.start_client(channel)
     deposed.registrar.closed(channel)
-    assert deposed.registrar.rows.peek(deposed.client(token)) is not None, "it remembers the row without a registration"
+    row = await deposed.registrar.rows.get(deposed.client(token))
+    assert deposed.registrar.rows.peek(deposed.client(token)) is row, "it remembers the row without a registration"
     event = await owner.register(await move(owner, token), token, "x")
     assert await deposed.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
     assert [one.version for one in owner.row(token).waiting()] == [7], "the owner finds it in the row"

@@ -7,8 +7,11 @@ open the socket could as well read those, so that no key is asked for. Plain HTT
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import logging
 import os
+import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -18,16 +21,20 @@ import msgspec
 from aiohttp import web
 
 from roskva.durable import private_directory
-from roskva.errors import AddressInUse, MalformedMessage
+from roskva.errors import AddressInUse, MalformedMessage, RoskvaError
 from roskva.gateway.sharing import RUN, folder_path
 from roskva.model import ClientId
 
 if TYPE_CHECKING:
     from roskva.gateway.http import Routes
 
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
 _BACKLOG: Final = 256
 _STOP_S: Final = 1.0
 _SUFFIX: Final = ".sock"
+_AN_ID: Final = re.compile("[0-9a-f]{16}")
 
 
 def door_name(name: str) -> str:
@@ -40,24 +47,42 @@ class Door:
     def __init__(self, data: Path, name: str) -> None:
         self._folder = data / RUN
         self._name = name
+        self._path = self._folder / door_name(name)
         self._lock = -1
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self, application: web.Application) -> None:
         assert self._socket is not None
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_STOP_S)
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, backlog=_BACKLOG).start()
+        self._watching = asyncio.get_running_loop().create_task(self._watch(self._runner))
+
+    async def _watch(self, runner: web.AppRunner) -> None:
+        """Whatever is deleted from the data directory is made anew. Who is connected already stays so."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if not await asyncio.to_thread(self._path.exists):
+                    await asyncio.to_thread(self.bind)
+                    assert self._socket is not None
+                    await web.SockSite(runner, self._socket, backlog=_BACKLOG).start()
+                    log.warning("the door %s was deleted, and is there again", self._path)
+            except (OSError, RoskvaError) as error:
+                log.warning("the door %s was deleted: %s", self._path, error)
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._socket is not None:
             self._socket.close()
         if self._lock >= 0:
             with suppress(OSError):  # perhaps the folder is gone
-                (self._folder / door_name(self._name)).unlink()
+                self._path.unlink()
                 (self._folder / f"{self._name}.lock").unlink()
             os.close(self._lock)
             self._lock = -1
@@ -66,21 +91,34 @@ class Door:
         """Take the name. Nobody is answered before `open`. Blocks for a moment."""
         private_directory(self._folder)
         lock = os.open(self._folder / f"{self._name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise AddressInUse(f"A gateway that is called {self._name} runs on this data directory already.") from None
-        self._lock = lock
+        if self._lock >= 0 and os.path.sameopenfile(lock, self._lock):
+            os.close(lock)  # it is ours already
+        else:
+            self._hold(lock)
         self._sweep()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with folder_path(self._folder) as folder:
             self._socket.bind(f"{folder}/{door_name(self._name)}")
 
+    def _hold(self, lock: int) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise AddressInUse(f"A gateway that is called {self._name} runs on this data directory already.") from None
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = lock
+
     def _sweep(self) -> None:
-        """Of this name, and of gateways that were killed and will not come back under theirs, which was an id."""
-        (self._folder / door_name(self._name)).unlink(missing_ok=True)
+        """Of this name, and of gateways that were killed and will not come back under theirs, which was an id.
+
+        Others will: who looked at their locks now might be in the way of one that starts.
+        """
+        self._path.unlink(missing_ok=True)
         for path in self._folder.glob(f"*{_SUFFIX}"):
+            if _AN_ID.fullmatch(path.stem) is None:
+                continue
             lock = path.with_suffix(".lock")
             with suppress(OSError):
                 held = os.open(lock, os.O_RDWR | os.O_CLOEXEC)

@@ -9,7 +9,6 @@ sends it again.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import sys
 import time
@@ -19,6 +18,7 @@ import msgspec
 
 from roskva.config import Settings
 from roskva.errors import MalformedMessage, RoskvaError, TokenInvalid, TooManyConnections, Unavailable
+from roskva.gateway.connections import Connections
 from roskva.model import ClientId, client_partition
 from roskva.protocol.internal import Announce, Closed, Forward, Frame
 from roskva.protocol.messages import ClientMessage, ErrorReport, ServerMessage, decode_client, encode
@@ -47,7 +47,9 @@ class Party(NamedTuple):
 class Connection(Channel, Protocol):
     """A client's connection at this gateway: a channel, and what routing remembers of it."""
 
-    number: int  # by which other gateways name it
+    @property
+    def number(self) -> int: ...  # by which other gateways name it
+
     token: str  # the last good one, "" before. What it claims is in the session's memory, or is read from it again
     owner: str | None  # the member that its messages go to
     malformed: int  # messages in a row
@@ -108,19 +110,17 @@ class Router:
         self._member = member
         self._wires = wires
         self._metrics = metrics
-        self._numbers = itertools.count(1)
         self._owners: list[str | None] = [None] * settings.partitions
         self._rerouting: asyncio.Task[None] | None = None
-        self.connections: dict[int, Connection] = {}
+        self.connections = Connections()
 
     def opened(self, connection: Connection) -> None:
-        connection.number = next(self._numbers)
-        self.connections[connection.number] = connection
+        self.connections.opened(connection)
         self._metrics.connections_opened += 1
         self._metrics.connections = len(self.connections)
 
     def closed(self, connection: Connection) -> None:
-        if self.connections.pop(connection.number, None) is not None:
+        if self.connections.closed(connection):
             self._metrics.connections = len(self.connections)
             self._move(connection, None)
 

@@ -112,6 +112,7 @@ class Port:
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
         self._http_addresses: dict[object, str] = {}  # of those that count for an address
         self._router = router
+        self.connections = router.connections
         self._shared: SharedPort | None = None
         self._listener_socket: socket.socket | None = None
         self._servers: list[asyncio.Server | SecureListener] = []
@@ -166,7 +167,7 @@ class Port:
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        going = list(self._router.connections.values())
+        going = list(self.connections.values())
         farewell = error_message(GoingAway(len(going) / self._reconnects_per_s))
         for turn, connection in enumerate(going, 1):
             connection.send(farewell)
@@ -176,15 +177,15 @@ class Port:
         for line in self.lines:
             line.close(GoingAway.code)
         for _ in range(int(wait_s / _LOOK_S)):
-            if not self._router.connections and not self.lines:
+            if not self.connections and not self.lines:
                 break
             await asyncio.sleep(_LOOK_S)
-        for connection in list(self._router.connections.values()):
+        for connection in list(self.connections.values()):
             cast(AnyConnection, connection).abort()
 
     def full(self) -> bool:
         """As many clients as allowed, or as many open files. A polled client may have two, a trusted line has one for all its clients."""
-        clients = len(self._router.connections) + len(self.openings) + len(self.polls.closed)
+        clients = len(self.connections) + len(self.openings) + len(self.polls.closed)
         files = self._websockets + len(self.openings) + self.http_connections()
         return self._stopping or max(clients, files) >= self._connections_max
 

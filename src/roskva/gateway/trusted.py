@@ -38,7 +38,7 @@ class TrustedClient(Noted):
     it by its number.
     """
 
-    __slots__ = ("_line", "_note", "malformed", "name", "number", "owner", "party", "token")
+    __slots__ = ("_line", "_note", "malformed", "name", "owner", "party", "token")
 
     address = ""  # whoever carries it is trusted
 
@@ -46,11 +46,14 @@ class TrustedClient(Noted):
         self._line = line
         self.name = name  # its number on the line
         self.party = line.port.admission.party("")
-        self.number = 0
         self.token = ""
         self.owner: str | None = None
         self.malformed = 0
         self._note: object | None = None
+
+    @property
+    def number(self) -> int:
+        return self._line.first + self.name
 
     @property
     def _port(self) -> Port:  # type: ignore[override]  # Noted only reads it
@@ -78,6 +81,7 @@ class TrustedLine:
     def __init__(self, port: Port) -> None:
         self.port = port
         self.clients: dict[int, TrustedClient] = {}
+        self.first = 0  # of their numbers at this gateway, once it has begun
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._ready = asyncio.Event()
@@ -91,6 +95,7 @@ class TrustedLine:
         )
         await socket.prepare(request)
         self._transport = request.transport
+        self.first = self.port.connections.line_began(self.clients)
         self.port.lines.add(self)
         writing = asyncio.create_task(self._write(socket))
         try:
@@ -101,7 +106,10 @@ class TrustedLine:
             self._closing = self._closing or "closed"
             self.port.lines.discard(self)
             writing.cancel()
-            await self._end_clients()
+            try:
+                await self._end_clients()
+            finally:
+                self.port.connections.line_ended(self.first)
         return socket
 
     async def _end_clients(self) -> None:

@@ -125,6 +125,7 @@ class Clients:
         self.present = 0  # those that are not absent
         self.failure = ""  # why no patience helps
         self.config = Config()
+        self.resume = plan.resume  # whether those that arrive go on with their kept sessions
         self._send_out = send
         self._dice = dice
         self._run = run  # makes nonces of this run different from any other's
@@ -151,7 +152,7 @@ class Clients:
             self._digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES] = total.to_bytes(_DIGEST_BYTES, "big")
             self.counts.arrived += 1
         self._tries[index] = 0
-        if self.tokens[index] and (self._inits[index] or self.plan.resume):
+        if self.tokens[index] and (self._inits[index] or self.resume):
             self._speak(index, now_s)
         else:
             self._ask(index, now_s)
@@ -248,8 +249,7 @@ class Clients:
     def _say(self, index: int, message: bytes, now_s: float, answered: bool = True) -> None:
         """`answered`: nothing is open by it, and what is due next is a heartbeat."""
         if answered:
-            smear = 1.0 + self.config.heartbeat_smear * (2.0 * self._dice() - 1.0)
-            pause_s = (self.plan.heartbeat_s or self.config.heartbeat_s) * smear
+            pause_s = self._silence_s()
         else:
             tries = self._tries[index]
             longest_s = min(self.config.retry_max_s, self.config.retry_min_s * 2.0 ** (tries + 1))
@@ -257,6 +257,10 @@ class Clients:
             self._tries[index] = min(tries + 1, _TRIES_MAX)
         self._wheel.set(index, now_s + pause_s)
         self._send_out(self.first + index, message)
+
+    def _silence_s(self) -> float:
+        """How long to say nothing before a heartbeat."""
+        return (self.plan.heartbeat_s or self.config.heartbeat_s) * (1.0 + self.config.heartbeat_smear * (2.0 * self._dice() - 1.0))
 
     # What it hears.
 
@@ -330,8 +334,9 @@ class Clients:
             if state != IN_SYNC and heard.unsettled == 0:
                 self._tries[index] = 0
                 self._become(index, IN_SYNC)
-                smear = 1.0 + self.config.heartbeat_smear * (2.0 * self._dice() - 1.0)
-                self._wheel.set(index, now_s + (self.plan.heartbeat_s or self.config.heartbeat_s) * smear)
+                # One that goes on with its session is anywhere between two heartbeats: a crowd that came at once does not beat at once.
+                resumed = self.resume and not self._inits[index]
+                self._wheel.set(index, now_s + self._silence_s() * (self._dice() if resumed else 1.0))
         elif state in (IN_SYNC, SPEAKING) or (state == REGISTERING and self._all_confirmed(index)):
             self._sync(index, now_s)
 

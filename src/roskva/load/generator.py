@@ -126,6 +126,11 @@ class Generator:
             for index in own:
                 self.clients.gone(index)
 
+    def drop(self, part: float) -> None:
+        """From now on, so much of what the lines carry is lost, in either direction."""
+        for line in self._lines:
+            line.drop = part
+
     @property
     def all_in_sync(self) -> bool:
         return self.counts.in_sync >= self.wanted

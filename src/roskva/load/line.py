@@ -40,7 +40,7 @@ class Line(WSListener):
     ) -> None:
         self._url = url.replace("http", "ws", 1) + "/v1/trusted"
         self._key = key
-        self._drop = drop
+        self.drop = drop  # part of the messages, in either direction
         self._counts = counts
         self._received = received
         self._changed = changed
@@ -132,7 +132,7 @@ class Line(WSListener):
         counts = self._counts
         counts.received += 1
         counts.bytes_received += len(data)
-        if self._drop and random.random() < self._drop:
+        if self.drop and random.random() < self.drop:
             counts.dropped += 1
             return
         digits, _, message = data.partition(b" ")
@@ -150,7 +150,7 @@ class Line(WSListener):
         frame = b"%d %b" % (number, message)
         counts.sent += 1
         counts.bytes_sent += len(frame)
-        if self._drop and random.random() < self._drop:
+        if self.drop and random.random() < self.drop:
             counts.dropped += 1
             return
         transport.send(_TEXT, frame)

@@ -109,6 +109,8 @@ class Operating:
         self.registrar.counters.registrations += len(decision.events)
         self.registrar.counters.over_limits += sum(status.code == TooManyRegistrations.code for status in decision.statuses)
         session.take(row, session.read_s)
+        if session.pending:
+            self.registrar.rounds.pending[client] = None
         self.registrar.fast.operated(session, row, decision.events)
         await self.registrar.telling.append(decision.events)
         if answer or decision.statuses or decision.sync_request is not None or not decision.events:

@@ -1,6 +1,6 @@
 """What a Registrar does by itself, round after round: resend, keep alive, follow marks, look again (Thialfi 4.1.2, 4.2.3).
 
-Each round is proportional to what is due, not to the number of clients; only for keepalives all of them are visited, a few each second.
+Each round is proportional to what is due, not to the number of clients, and none holds up the event loop for more than some milliseconds.
 A failure ends a round, never the loop.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -19,6 +18,7 @@ from roskva.errors import CredentialExpired, TokenElsewhere, Unavailable
 from roskva.model import ClientId, Registration
 from roskva.probes import reached
 from roskva.registrar.sessions import IDLE
+from roskva.registrar.wheel import Wheel
 from roskva.table.lanes import TableLanes
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 _ROWS_AT_A_TIME: Final = 500
+_VISITED_PER_TURN: Final = 200  # sessions in one turn of the event loop: a message takes some 10 microseconds
 _MARKED_AT_A_TIME: Final = 5_000  # rows of marked clients that one round reads, so that resends and keepalives wait for no more
 _OTHERS_HEARD_BEATS: Final = 3  # by then every gateway and the pipeline have seen a change of members
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
@@ -49,9 +50,9 @@ class Rounds:
         self._next_second_s = clock()
         self.marked: dict[ClientId, None] = {}  # whose marks were seen and whose rows were not yet read, the oldest first
         self._unfinished_found: Counter[int] = Counter()  # by partition, since it was taken over
+        self.pending: dict[ClientId, None] = {}  # clients whose sessions had something pending at the last scan, or since
         self._look_at_all_s: list[float] = []
-        self._unvisited: list[Session] = []
-        self._visits = 0
+        self._visits: Wheel[ClientId] = Wheel()
 
     def members_changed(self, settling_until_s: float) -> None:
         """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
@@ -69,11 +70,11 @@ class Rounds:
                 for session in self.registrar.unacknowledged.resend_due():
                     self.registrar.spawn(self.registrar.reread(session))
                 self._tell_settled(now_s)
+                await self._keep_alive(now_s)
                 if now_s >= self._next_second_s:
                     self._next_second_s = now_s + 1.0
                     await self._notice_lost_partitions()
                     await self._notice_resets()
-                    self._keep_alive(now_s)
                     self.registrar.rows.evict_idle(self._settings.row_idle_s)
                     self.registrar.unacknowledged.rest()
                 if now_s >= next_marks_s:
@@ -105,9 +106,16 @@ class Rounds:
             log.error("Registrar partition %d was lost: its clients start anew", partition)
             self.incarnations[partition] = incarnation
             self.registrar.rows.drop_all()
-            for session in list(self.registrar.sessions.values()):
-                if session.partition == partition and session.channel is not None:
-                    self.registrar.dismiss(session, TokenElsewhere.code, keep=True)
+            await self._dismiss_all(partition)
+
+    async def _dismiss_all(self, partition: int) -> None:
+        """Some in each turn of the event loop. Whoever is admitted meanwhile has a token of the new incarnation."""
+        lost = [one for one in self.registrar.sessions.values() if one.partition == partition and one.channel is not None]
+        for turn, session in enumerate(lost, 1):
+            if self.registrar.sessions.get(session.client) is session:
+                self.registrar.dismiss(session, TokenElsewhere.code, keep=True)
+            if turn % _VISITED_PER_TURN == 0:
+                await asyncio.sleep(0)
 
     async def _notice_resets(self) -> None:
         """An epoch that rose: rows in memory count for the old one. The sessions' rows are read anew, and their clients told."""
@@ -130,30 +138,38 @@ class Rounds:
                 self.registrar.unsettled_told.pop(session, None)
                 self.registrar.speak(session)
 
-    def _keep_alive(self, now_s: float) -> None:
-        """Visit a part of the sessions, so that each is visited within a tenth of the shortest keepalive, and no second visits all."""
-        if not self._unvisited:
-            self._unvisited = list(self.registrar.sessions.values())
-            shortest_s = min((application.keepalive_s for application in self._settings.applications.values()), default=0.0)
-            self._visits = math.ceil(len(self._unvisited) / max(1, int(shortest_s / 10)))
-        visited = self._unvisited[-self._visits :]
-        del self._unvisited[-self._visits :]
-        for session in visited:
-            if self.registrar.sessions.get(session.client) is not session:
-                continue  # it left
-            if now_s - session.heard_s > session.settings.offline_s:
-                channel = session.channel
-                self.registrar.leave(session)
-                if channel is not None:
-                    channel.close("offline")
-                continue
-            if session.busy is not IDLE and now_s - session.heard_s > self._settings.row_idle_s:
-                session.rest(now_s)
-            if now_s - session.sent_s >= session.settings.keepalive_s:
-                if self.registrar.users.is_current(session.identity):
-                    self.registrar.speak(session)
-                else:
-                    self.registrar.refuse(session, CredentialExpired())
+    # Keepalives: every session is in one slot of the wheel, by its client's id, so that one that ended is not kept for it.
+
+    def expect(self, session: Session) -> None:
+        """To visit the session when its next keepalive is due, or it has been silent for too long."""
+        session.visit = self._visits.put(session.client, min(_keepalive_due_s(session), session.heard_s + session.settings.offline_s))
+
+    async def _keep_alive(self, now_s: float) -> None:
+        visited = 0
+        for slot, client in self._visits.take(now_s):
+            session = self.registrar.sessions.get(client)
+            if session is None or session.visit != slot:
+                continue  # it left, or came again
+            self._visit(session, now_s)
+            visited += 1
+            if visited % _VISITED_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _visit(self, session: Session, now_s: float) -> None:
+        if now_s - session.heard_s > session.settings.offline_s:
+            channel = session.channel
+            self.registrar.leave(session)
+            if channel is not None:
+                channel.close("offline")
+            return
+        if session.busy is not IDLE and now_s - session.heard_s > self._settings.row_idle_s:
+            session.rest(now_s)
+        if now_s >= _keepalive_due_s(session):
+            if self.registrar.users.is_current(session.identity):
+                self.registrar.speak(session)
+            else:
+                self.registrar.refuse(session, CredentialExpired())
+        self.expect(session)
 
     async def _follow_marks(self) -> None:
         """What a Matcher task, or an owner before this one, left for clients of ours; what was shed; registrations that are overdue."""
@@ -190,14 +206,16 @@ class Rounds:
 
     async def _scan(self) -> None:
         """Read again the rows of online clients with unfinished work: the net under the resends from memory."""
-        await self._look_at([client for client, session in self.registrar.sessions.items() if session.unsettled])
+        sessions = self.registrar.sessions
+        self.pending = {client: None for client in self.pending if (one := sessions.get(client)) is not None and one.pending}
+        await self._look_at(list(self.pending | {session.client: None for session in self.registrar.unacknowledged.sessions}))
         await self.registrar.recovery.refresh()
 
     async def _look_at(self, clients: list[ClientId]) -> None:
         """Go on with what these rows show. A mark is done with only when its row was read."""
         for start in range(0, len(clients), _ROWS_AT_A_TIME):
             some = clients[start : start + _ROWS_AT_A_TIME]
-            rows, _ = await self.registrar.rows.get_many(some, fresh=True)
+            rows, _ = await self.registrar.rows.get_many(some, fresh=True, keep=False)
             self.registrar.recovery.postpone(client for client in some if client not in rows)
             pending: list[Registration] = []
             for client, row in rows.items():
@@ -226,3 +244,7 @@ class Rounds:
         if unread[stay:]:
             self.registrar.recovery.shed_marked(unread[stay:])
             self._look_at_all_soon()
+
+
+def _keepalive_due_s(session: Session) -> float:
+    return session.sent_s + session.settings.keepalive_s

@@ -48,7 +48,7 @@ class Rows:
         self._cached_max = cached_max
         self._clock = clock
         self._epoch_of = epoch_of
-        self._cached: OrderedDict[ClientId, _Cached] = OrderedDict()
+        self._cached: OrderedDict[ClientId, _Cached] = OrderedDict()  # those that were used longest ago first
         self._loading: dict[ClientId, _Loading] = {}
 
     def key(self, client: ClientId) -> RowKey:
@@ -63,13 +63,25 @@ class Rows:
 
     async def get(self, client: ClientId, fresh: bool = False) -> ClientRow:
         """The client's row. Raises Unavailable when it cannot be read."""
-        rows, failure = await self.get_many([client], fresh)
+        return await self._one(client, fresh, keep=True)
+
+    async def look(self, client: ClientId) -> ClientRow:
+        """The row as the table has it now, for one look. It is not kept for that: of those who are only there, there may be a million."""
+        return await self._one(client, fresh=True, keep=False)
+
+    async def _one(self, client: ClientId, fresh: bool, keep: bool) -> ClientRow:
+        rows, failure = await self.get_many([client], fresh, keep)
         if failure is not None:
             raise failure
         return rows[client]
 
-    async def get_many(self, clients: Iterable[ClientId], fresh: bool = False) -> tuple[dict[ClientId, ClientRow], Unavailable | None]:
-        """The rows, from memory where allowed. Those of a partition that cannot be read are absent, and the failure is answered."""
+    async def get_many(
+        self, clients: Iterable[ClientId], fresh: bool = False, keep: bool = True
+    ) -> tuple[dict[ClientId, ClientRow], Unavailable | None]:
+        """The rows, from memory where allowed. Those of a partition that cannot be read are absent, and the failure is answered.
+
+        `keep`: in memory, from now on; those that are there already stay there.
+        """
         now_s = self._clock()
         found: dict[ClientId, ClientRow] = {}
         missing: list[ClientId] = []
@@ -79,14 +91,15 @@ class Rows:
                 missing.append(client)
             else:
                 cached.used_s = now_s
+                self._cached.move_to_end(client)
                 found[client] = cached.row
         failure: Unavailable | None = None
         if missing:
-            loaded, failure = await self._load(missing)
+            loaded, failure = await self._load(missing, keep)
             found.update(loaded)
         return found, failure
 
-    async def _load(self, clients: Sequence[ClientId]) -> tuple[dict[ClientId, ClientRow], Unavailable | None]:
+    async def _load(self, clients: Sequence[ClientId], keep: bool) -> tuple[dict[ClientId, ClientRow], Unavailable | None]:
         for client in clients:
             self._loading.setdefault(client, _Loading()).readers += 1
         failure: Unavailable | None = None
@@ -104,7 +117,7 @@ class Rows:
                     raise read
                 else:
                     for client in group:
-                        loaded[client] = self._keep(client, read.get(self.key(client), {}).values())
+                        loaded[client] = self._take(client, read.get(self.key(client), {}).values(), keep)
         finally:
             for client in clients:
                 loading = self._loading[client]
@@ -113,7 +126,7 @@ class Rows:
                     del self._loading[client]
         return loaded, failure
 
-    def _keep(self, client: ClientId, cells: Iterable[Cell]) -> ClientRow:
+    def _take(self, client: ClientId, cells: Iterable[Cell], keep: bool) -> ClientRow:
         try:
             by_name = {cell.name: cell for cell in cells}
             created = read_created(by_name.get(CREATED))
@@ -125,6 +138,8 @@ class Rows:
             return ClientRow(client)
         if self._loading[client].void:
             return row  # somebody dropped the row while it was read: what came may be older than what made them
+        if not keep and client not in self._cached:
+            return row
         self._cached[client] = _Cached(row, self._clock())
         self._cached.move_to_end(client)
         while len(self._cached) > self._cached_max:
@@ -158,5 +173,5 @@ class Rows:
 
     def evict_idle(self, idle_s: float) -> None:
         before_s = self._clock() - idle_s
-        for client in [client for client, cached in self._cached.items() if cached.used_s < before_s]:
-            del self._cached[client]
+        while self._cached and next(iter(self._cached.values())).used_s < before_s:
+            self._cached.popitem(last=False)

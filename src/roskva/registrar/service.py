@@ -323,6 +323,8 @@ class Registrar:
         channel.session = session
         session.since_s = known.since_s if known is not None and known.token == session.token else self._moment()
         self.sessions[session.client] = session
+        session.heard_s = self._moment()  # and never spoken to: it hears that it is welcome at the next visit, if not before
+        self.rounds.expect(session)
         self.take_in(session, row)
         return session
 
@@ -336,6 +338,8 @@ class Registrar:
             return
         reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
         session.take(row, self._moment())
+        if session.pending:
+            self.rounds.pending[session.client] = None
         self.fast.follow(session, row)
         self.unacknowledged.resume(session, row)  # what a registration yielded goes before its confirmation
         confirmed = [core.confirmation(row, key) for key in self.recovery.finished(row) if not row.outdated(key)]
@@ -416,7 +420,7 @@ class Registrar:
             return
         self._rereading.add(session)
         try:
-            row = await self.rows.get(session.client, fresh=True)
+            row = await self.rows.look(session.client)
             if self.sessions.get(session.client) is session:
                 self.take_in(session, row)
         except Unavailable as error:

@@ -189,6 +189,7 @@ class Session:
         "token",
         "told_unsettled",
         "used",
+        "visit",
     )
 
     def __init__(
@@ -227,6 +228,7 @@ class Session:
         self.followed: Sequence[Followers] = NOTHING  # what that tells it of,
         self.followed_at: int | None = None  # as of this seqno and epoch of its row
         self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
+        self.visit = 0  # the slot of time in which the rounds look at it next
         self.busy = IDLE
 
     def begin(self) -> Busy:

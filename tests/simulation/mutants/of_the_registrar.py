@@ -74,8 +74,8 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     mutant(
         "keepalives without a pause",
         "registrar.rounds",
-        "            if now_s - session.sent_s >= session.settings.keepalive_s:\n",
-        "            if session.settings.keepalive_s:\n",
+        "    return session.sent_s + session.settings.keepalive_s\n",
+        "    return session.sent_s\n",
     ),
     mutant(
         "a lost partition of the Registrar is not noticed",
