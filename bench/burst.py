@@ -37,6 +37,7 @@ STEADY_CLIENTS: Final = 200
 STEADY_PER_S: Final = 50.0
 QUIET_S: Final = 8.0
 _PUBLISHERS: Final = 8
+_STEADY_CONNECTIONS: Final = 128  # each has one publish under way: with few of them a slow answer would hold up those that are due
 _LOOK_S: Final = 0.25
 _WORKED_OFF_S: Final = 90.0
 _DRAIN_S: Final = 20.0
@@ -71,7 +72,7 @@ class Steady:
         self.clients = clients
         self._world = World(clients, 5, 5, prefix="steady")
         self.fleet = Fleet(service.url)
-        self.publishers = Publishers(service.url, self._world.objects, 16)
+        self.publishers = Publishers(service.url, self._world.objects, _STEADY_CONNECTIONS)
         self._pacing: asyncio.Task[bool] | None = None
 
     async def start(self) -> None:
