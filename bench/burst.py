@@ -37,6 +37,7 @@ STEADY_CLIENTS: Final = 200
 STEADY_PER_S: Final = 50.0
 QUIET_S: Final = 8.0
 _PUBLISHERS: Final = 8
+_STEADY_CONNECTIONS: Final = 128  # each has one publish under way: with few of them a slow answer would hold up those that are due
 _LOOK_S: Final = 0.25
 _WORKED_OFF_S: Final = 90.0
 _DRAIN_S: Final = 20.0
@@ -71,7 +72,7 @@ class Steady:
         self.clients = clients
         self._world = World(clients, 5, 5, prefix="steady")
         self.fleet = Fleet(service.url)
-        self.publishers = Publishers(service.url, self._world.objects, 16)
+        self.publishers = Publishers(service.url, self._world.objects, _STEADY_CONNECTIONS)
         self._pacing: asyncio.Task[bool] | None = None
 
     async def start(self) -> None:
@@ -91,6 +92,7 @@ class Steady:
     async def during(self, work: Callable[[], Awaitable[Any]]) -> tuple[Any, dict[str, float]]:
         """What the work answers, and the latency of what was published meanwhile."""
         first = self.publishers.last_version + 1
+        answered = len(self.publishers.answers_ms)
         answer = await work()
         last = self.publishers.last_version
         await asyncio.sleep(1.0)
@@ -100,7 +102,12 @@ class Steady:
             for version, received_s in zip(heard.versions, heard.received_s, strict=True)
             if first <= version <= last
         ]
-        return answer, percentiles(times_ms) | {"notifications": len(times_ms)}
+        answers = percentiles(self.publishers.answers_ms[answered:])
+        return answer, percentiles(times_ms) | {
+            "notifications": len(times_ms),
+            "publish_answered_p50": answers["p50"],
+            "publish_answered_max": answers["max"],
+        }
 
 
 async def _measure(service: Service, options: Options, registered: int) -> Result:

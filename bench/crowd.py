@@ -176,10 +176,12 @@ async def _come(data: Path, url: str, first: int, count: int, lines: int, client
 class Crowd:
     """The processes of one crowd: `with Crowd(...)`, until which all have come, and to the end of which all stay."""
 
-    def __init__(self, data: Path, url: str, clients: int, lines: int = 0) -> None:
+    def __init__(self, data: Path, url: str, clients: int, lines: int = 0, coming: int | None = None) -> None:
+        """`coming`: only so many of the clients that there are."""
+        world, clients = clients, coming or clients
         share = clients if lines else min(_OF_A_PROCESS, clients)
         self._commands = [
-            [sys.executable, "-m", "bench.crowd", str(data), url, str(first), str(min(share, clients - first)), str(lines), str(clients)]
+            [sys.executable, "-m", "bench.crowd", str(data), url, str(first), str(min(share, clients - first)), str(lines), str(world)]
             for first in range(0, clients, share)
         ]
         self._clients = clients
@@ -214,10 +216,12 @@ class Crowd:
                 process.stdin.close()
             try:
                 process.wait(20.0)
-                said.append(process.stdout.read() if process.stdout is not None else "")
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                said.append(process.stdout.read())
+                process.stdout.close()
         return said
 
 

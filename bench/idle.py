@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from bench.accounting import GATEWAY, SERVICE, memory_by_role_mib, memory_kib
 from bench.clients import Fleet
+from bench.idling import Size, measured
 from bench.report import Aim, Result
 from bench.service import BenchFailed, Service, running, say
 from bench.world import Options, Window, World, run
@@ -25,13 +27,29 @@ STEPS: Final = 4
 ROW_IDLE_S: Final = 10  # the default is 60: the wait for it would measure nothing
 MEMORY_AIM_KIB: Final = 12.0
 CPU_AIM_PERCENT: Final = 5.0
+CROWDS: Final = (Size(10_000, 0), Size(50_000, 0), Size(1_000_000, 4))
+_CROWD_AIMS_BYTES: Final = {"WebSocket": 8 * 1024, "trusted line": 1_229}
 _VISITORS: Final = 200
 _SETTLE_S: Final = 20.0
 
 
 def measure(options: Options) -> Result:
     with running({"row_idle_s": str(ROW_IDLE_S), **options.settings}) as service:
-        return measure_on(service, options)
+        result = measure_on(service, options)
+    crowds = [measured(size, options.seconds or SECONDS, options.settings) for size in crowds_of(options.clients)]
+    result.figures["crowds"] = crowds
+    result.aims += [aim_of(crowd) for crowd in crowds]
+    return result
+
+
+def crowds_of(clients: int | None) -> Sequence[Size]:
+    """In proportion to the clients of the whole service, if they are chosen."""
+    return CROWDS if clients is None else [Size(size.clients * clients // CLIENTS or 1, size.lines) for size in CROWDS]
+
+
+def aim_of(crowd: dict[str, Any]) -> Aim:
+    aim = _CROWD_AIMS_BYTES[crowd["channel"]]
+    return Aim(f"memory of the gateway per idle {crowd['channel']} client, {crowd['clients']:,}", "bytes", aim, crowd["bytes_per_client"])
 
 
 def measure_on(service: Service, options: Options) -> Result:

@@ -144,8 +144,8 @@ class TypescriptCore:
     def alive(self, now: float) -> bool:
         return self._call("alive", now) is True
 
-    def register(self, now: float, name: bytes, version: int | None = None, epoch: int = 0) -> list[Action]:
-        return self._act("register", now, name_to_text(name), None if version is None else str(version), epoch)
+    def register(self, now: float, name: bytes, version: int | None = None, epoch: int = 0, interval_ms: int | None = None) -> list[Action]:
+        return self._act("register", now, name_to_text(name), None if version is None else str(version), epoch, interval_ms)
 
     def unregister(self, now: float, name: bytes, forget: bool = False) -> list[Action]:
         return self._act("unregister", now, name_to_text(name), forget)

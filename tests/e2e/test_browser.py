@@ -64,6 +64,16 @@ SHOWN_AFTER_MINUTES = """() => {
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
 
+# What a proxy may do to WebSockets: none comes about; or a browser that has none.
+WEBSOCKETS_FAIL = """window.WebSocket = class extends EventTarget {
+  constructor() {
+    super();
+    setTimeout(() => this.onclose({ code: 1006, wasClean: false }));
+  }
+  close() {}
+}"""
+NO_WEBSOCKETS = "delete window.WebSocket"
+
 
 class Pages:
     """A profile of the browser, and the pages in it; what they fetch besides Roskva is `documents`."""
@@ -181,8 +191,10 @@ def client_id(token: str) -> str:
     return msgspec.msgpack.decode(data[18:], type=Claims).client
 
 
-def test_both_clients_of_the_demo_page_show_what_is_published(pages: Pages) -> None:
+@pytest.mark.parametrize(("spoilt", "channel"), [("", "websocket"), (WEBSOCKETS_FAIL, "long-poll"), (NO_WEBSOCKETS, "long-poll")])
+def test_both_clients_of_the_demo_page_show_what_is_published(pages: Pages, spoilt: str, channel: str) -> None:
     page = pages.context.new_page()
+    page.add_init_script(spoilt)
     page.goto(pages.service.url)
     page.fill("#object", pages.name)
     page.fill("#version", "7")
@@ -192,6 +204,11 @@ def test_both_clients_of_the_demo_page_show_what_is_published(pages: Pages) -> N
         playwright_api.expect(pane.locator(".in-sync")).to_have_text("in sync")
     page.get_by_role("button", name="Publish").click()
     playwright_api.expect(page.get_by_role("cell", name="7", exact=True)).to_have_count(4)  # shown and acknowledged, by both
+    assert page.evaluate("demo.panes.map(({ client }) => client.channel)") == [channel, channel]
+    for direction in ("in", "out"):  # both are in the log, whatever carries them
+        assert page.locator(f".log .{direction}", has_text=pages.name).count() >= 2
+    page.close()
+    pages.connections(0)
 
 
 def test_pages_learn_what_is_published_also_what_was_while_they_were_offline(pages: Pages) -> None:

@@ -53,7 +53,7 @@ async def test_whatever_is_deleted_under_load_every_client_is_informed(breakable
             if what == OVERWRITTEN:
                 await _overwrite(breakable, patterns)
             elif patterns:
-                _delete(breakable, patterns)
+                await _delete(breakable, patterns)
             else:
                 await _ordered(breakable, "drop", "all", "--data", str(breakable.data), "--yes")
             await _informed(followers, backend.resting, f"after the loss of {what}")
@@ -111,9 +111,11 @@ async def _told(client: roskva.Client, version: int | None, epoch: int) -> None:
     raise AssertionError("the client has stopped")
 
 
-def _delete(service: Service, patterns: list[str]) -> None:
-    files = [path for pattern in patterns for path in service.data.glob(pattern) if path.is_file()]
-    assert files
+async def _delete(service: Service, patterns: list[str]) -> None:
+    """What was lost before is begun anew when it is next used, and then is there to be deleted."""
+    async with asyncio.timeout(INFORMED_S):
+        while not (files := [path for pattern in patterns for path in service.data.glob(pattern) if path.is_file()]):
+            await asyncio.sleep(0.1)
     for path in files:
         path.unlink(missing_ok=True)
 

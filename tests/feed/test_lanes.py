@@ -72,6 +72,17 @@ async def test_one_that_another_process_writes_to_for_long_is_waited_for(feed: O
     await lanes.close()
 
 
+async def test_a_loss_that_another_process_recorded_refuses_nobody(feed: Observed) -> None:
+    """Each of several gateways has the lost file open, and each meets the loss at its next append."""
+    lanes = FeedLanes(feed)
+    await lanes.append(UPDATES, [Entry(KEYS[0], b"first")])
+    feed.manifest.record_lost("feed", UPDATES, 0, feed.manifest.record("feed", UPDATES, 0).incarnation)
+    assert await lanes.append(UPDATES, [Entry(KEYS[0], b"second")]) == [(0, 0)]
+    assert len(feed.batches) == 3
+    assert [record.value for record in feed.read(UPDATES, 0, 0, 9)] == [b"second"]
+    await lanes.close()
+
+
 async def test_one_that_stands_still_is_waited_for_only_so_long(feed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roskva.feed.lanes.PATIENCE_S", 0.3)
     lanes = FeedLanes(feed)

@@ -64,13 +64,13 @@ class Application:
 
     # What the application does.
 
-    def register(self, name: bytes, fetch: bool = False) -> None:
+    def register(self, name: bytes, fetch: bool = False, interval_ms: int | None = None) -> None:
         if fetch and name in self.world.published:
             self.store[name] = self.world.latest(name)
         self.wishes.add(name)
         self.confirmed.pop(name, None)
         held = self.store.get(name) if self.states_versions or fetch else None
-        self.carry_out(self.core.register(self.world.now, name, held))
+        self.carry_out(self.core.register(self.world.now, name, held, interval_ms=interval_ms))
 
     def unregister(self, name: bytes) -> None:
         self.wishes.discard(name)

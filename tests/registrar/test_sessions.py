@@ -160,3 +160,11 @@ async def test_a_session_at_rest_has_nothing_that_only_a_busy_one_needs(place: P
     assert not IDLE.outstanding
     with pytest.raises(TypeError):
         IDLE.outstanding[event.object, False] = Outstanding(event.object, 1, 1)  # nobody changes what all of them share
+
+
+async def test_a_session_knows_its_device_by_its_token(place: Place) -> None:
+    token = await place.start_client(HeldChannel(), device="a phone")
+    session = place.registrar.sessions[place.client(token)]
+    assert session.device == "a phone"
+    assert session.is_of("a phone")
+    assert not any(session.is_of(f"phone {number}") for number in range(1_000))

@@ -1,7 +1,7 @@
 """The commands of transcripts, each a pattern and what it does on the stage.
 
 client NAME start | stop | crash | connect | disconnect [unnoticed] | lose state
-client NAME register OBJECT [holding VERSION] | unregister OBJECT
+client NAME register OBJECT [holding VERSION] [every N ms] | unregister OBJECT
 client NAME wish OBJECT | forget OBJECT                    while it does not run
 client NAME busy | ack [OBJECT] | give back | prompt       busy: what it is shown waits for `ack`
 client NAME forge ack OBJECT@VERSION of SEQNO              what no client of ours would say
@@ -114,14 +114,14 @@ def change_wishes(stage: Stage, name: str, how: str, object: str) -> None:
     (set.add if how == "wish" else set.discard)(stage.players[name].wishes, name_from_text(object))
 
 
-@command(r"client (?P<name>\S+) register (?P<object>\S+)(?: holding (?P<version>\d+))?")
-def register(stage: Stage, name: str, object: str, version: str | None) -> None:
+@command(r"client (?P<name>\S+) register (?P<object>\S+)(?: holding (?P<version>\d+))?(?: every (?P<interval_ms>\d+) ms)?")
+def register(stage: Stage, name: str, object: str, version: str | None, interval_ms: str | None) -> None:
     """What it holds, it holds durably: it has learned it."""
     player, key = stage.players[name], name_from_text(object)
     if version is not None:
         player.store[key] = int(version)
     player.states_versions = version is not None
-    player.register(key)
+    player.register(key, interval_ms=None if interval_ms is None else int(interval_ms))
 
 
 @command(r"client (?P<name>\S+) register (?P<first>\d+) to (?P<last>\d+)")

@@ -25,11 +25,23 @@ from roskva.model import (
     name_to_text,
     session_of,
 )
-from roskva.protocol.messages import Ack, ClientMessage, Notify, Register, ServerMessage, Status, Summary, Sync, SyncRequest
+from roskva.protocol.messages import Ack, ClientMessage, Notify, Register, ServerMessage, Status, Summary, Sync, SyncObject, SyncRequest
 from roskva.protocol.summaries import SetDigest
 from roskva.protocol.tokens import Keyring
 from roskva.registrar import cells as registrar_cells
-from roskva.registrar.cells import ACKNOWLEDGED, CREATED, LOG, PENDING, REG, REGISTERED, UNKNOWN, read_created, read_log_name, read_pending
+from roskva.registrar.cells import (
+    ACKNOWLEDGED,
+    CREATED,
+    LOG,
+    PENDING,
+    REG,
+    UNKNOWN,
+    interval_ms_of,
+    is_registered,
+    read_created,
+    read_log_name,
+    read_pending,
+)
 from roskva.table.interface import Cell, RowKey
 
 NAMES_SHOWN_MAX: Final = 4
@@ -123,7 +135,8 @@ def told(one: Notify | Ack) -> str:
 
 
 def _held(one: Register) -> str:
-    return one.object if one.version is None else f"{one.object} holding {one.version}"
+    held = "" if one.version is None else f" holding {one.version}"
+    return one.object + held + ("" if one.notify_interval_ms is None else f" every {one.notify_interval_ms} ms")
 
 
 def _status(one: Status) -> str:
@@ -132,11 +145,15 @@ def _status(one: Status) -> str:
     return f"{one.object} failed: {one.code}{', transient' if one.transient else ''}"
 
 
+def _named(one: SyncObject) -> str:
+    return one.object + ("" if one.notify_interval_ms is None else f" every {one.notify_interval_ms} ms")
+
+
 def _sync(sync: Sync) -> str:
     if sync.summaries is not None:
         return f"sync #{sync.op} summaries of {len(sync.summaries)} buckets"
     where = "" if sync.buckets is None else f" in bucket {some(map(str, sync.buckets))}"
-    return f"sync #{sync.op}{where} {{{some(one.object for one in sync.objects or [])}}}"
+    return f"sync #{sync.op}{where} {{{some(_named(one) for one in sync.objects or [])}}}"
 
 
 def _sync_request(request: SyncRequest) -> str:
@@ -176,8 +193,9 @@ def _registrar_cell(cell: Cell) -> str:
     if cell.name == registrar_cells.SEQNO:
         return f"seqno@{seqno_text(cell.timestamp)}"
     if cell.name.startswith(REG):
-        state = "registered" if cell.value == REGISTERED else "unregistered"
-        return f"reg:{text_of(ObjectKey(cell.name[len(REG) :]))} {state}@{seqno_text(cell.timestamp)}"
+        state = "registered" if is_registered(cell) else "unregistered"
+        every = f" every {interval_ms_of(cell)} ms" if interval_ms_of(cell) else ""
+        return f"reg:{text_of(ObjectKey(cell.name[len(REG) :]))} {state}@{seqno_text(cell.timestamp)}{every}"
     if cell.name.startswith(PENDING):
         pending = read_pending(cell)
         state = "done" if pending is None else "open"

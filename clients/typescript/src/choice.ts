@@ -53,13 +53,13 @@ export class Choice {
     this.#random = random;
   }
 
-  attempt(nowS: number): Attempt {
+  _attempt(nowS: number): Attempt {
     const polls = this.#fallenBack && (nowS < this.#returnAtS || !this.#pollsWork);
     return { url: this.#url, kind: this.#kind !== "auto" ? this.#kind : polls ? "long-poll" : "websocket" };
   }
 
   /** It did not come about. */
-  failed(nowS: number, attempt: Attempt, why: Failure): void {
+  _failed(nowS: number, attempt: Attempt, why: Failure): void {
     this.#failures += 1;
     if (attempt.kind !== "websocket") {
       this.#fallenBack = this.#pollsWork = false;
@@ -72,7 +72,7 @@ export class Choice {
   }
 
   /** It came about, and is over. `heard`: the service said something over it; `cut`: nobody said goodbye. */
-  ended(nowS: number, attempt: Attempt, livedS: number, heard: boolean, cut: boolean): void {
+  _ended(nowS: number, attempt: Attempt, livedS: number, heard: boolean, cut: boolean): void {
     this.#heardHere ||= heard;
     this.#pollsWork ||= heard && attempt.kind === "long-poll";
     if (heard && livedS >= YOUNG_S) {
@@ -82,7 +82,7 @@ export class Choice {
         this.#pollsWork = false;
       }
     } else if (cut || !heard) {
-      this.failed(nowS, attempt, "broken");
+      this._failed(nowS, attempt, "broken");
       if (heard && attempt.kind === "long-poll" && this.#url === attempt.url) {
         this.#fallenBack = this.#pollsWork = true; // they work, if not for long
       }
@@ -90,17 +90,17 @@ export class Choice {
   }
 
   /** When to try a WebSocket beside the long polls. Null: never. */
-  returnAtS(): number | null {
+  _returnAtS(): number | null {
     return this.#kind === "auto" ? this.#returnAtS : null;
   }
 
-  returnFailed(nowS: number, why: Failure): void {
+  _returnFailed(nowS: number, why: Failure): void {
     this.#pollsWork = true;
     this.#fallBack(nowS, why);
   }
 
   /** The WebSocket that was tried beside the long polls came about. */
-  returned(): Attempt {
+  _returned(): Attempt {
     this.#fallenBack = false;
     this.#websocketFailures = WEBSOCKET_TRIES - 1; // it must show that it lasts
     return { url: this.#url, kind: "websocket" };

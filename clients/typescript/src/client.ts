@@ -20,22 +20,22 @@ export type { ClientEvents, ClientOptions };
  * a slow application holds as many as it has objects. An unknown may stand for a later version than the one known, so neither takes the
  * other's place.
  */
-type Latest = Map<string, Notification>;
+export type Latest = Map<string, Notification>;
 const UNKNOWN = "?";
 const KNOWN = "=";
 const keyOf = ({ name, version }: Notification): string => (version === null ? UNKNOWN : KNOWN) + name;
 
 interface Handling {
-  readonly handler: Handler | null; // null: released, and not yet taken by another
+  readonly _handler: Handler | null; // null: released, and not yet taken by another
   readonly manual: boolean;
   readonly refused: RegisterOptions["refused"];
-  readonly waiting: Latest;
-  readonly working: Latest; // with the handler, not acknowledged
-  busy: boolean;
+  readonly _waiting: Latest;
+  readonly _working: Latest; // with the handler, not acknowledged
+  _busy: boolean;
 }
 
 const handlingOf = (handler: Handler | null, { manual = false, refused }: RegisterOptions = {}, waiting: Latest = new Map()): Handling => {
-  return { handler, manual, refused, waiting, working: new Map(), busy: false };
+  return { _handler: handler, manual, refused, _waiting: waiting, _working: new Map(), _busy: false };
 };
 
 /** The events' types, in the manner of the platform's own classes. */
@@ -53,7 +53,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   readonly #options: Settled;
   readonly #handlings = new Map<Name, Handling>();
   readonly #signalled = new Map<Name, AbortController>(); // registrations with a signal; aborted when they end: it is listened to no more
-  #untaken: Latest = new Map(); // for loops
+  readonly #untaken: Latest = new Map(); // for loops
   readonly #withApplication = new Set<Notification>(); // taken by a loop, not acknowledged
   #forgetToo: (() => Promise<void>)[] = [];
   #emptied: Promise<void> | null = null;
@@ -85,8 +85,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   async #start(): Promise<void> {
     if (this.#closed) throw new ClientStopped("The client was closed.");
     const tell = (told: Told): void => this.#told(told);
-    const { tabs, stateAlone, credential } = this.#options;
-    if (credential !== undefined) await checkCredential(credential);
+    const { tabs, _stateAlone: stateAlone } = this.#options;
     if (tabs) {
       const { SharedSession } = await import("./tabs/shared.ts"); // what only browsers have a use for is loaded there
       try {
@@ -126,7 +125,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       await this.#until(() => !!source.stopped, timeoutMs, "The client is not deleted");
     } finally {
       try {
-        await source.deleteState();
+        await source._deleteState();
       } finally {
         await this.close();
         await emptied;
@@ -158,17 +157,17 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     const source = await this.#running();
     signal?.throwIfAborted();
     const known = this.#handlings.get(name);
-    const released = known?.handler === null;
-    if (handler && source.has(name) && !released && (known?.handler !== handler || known.manual !== manual)) {
+    const released = known?._handler === null;
+    if (handler && source._wished.has(name) && !released && (known?._handler !== handler || known.manual !== manual)) {
       throw new InvalidSetting(`${name} is registered already, without this handler.`);
     }
-    if (!known?.handler) {
+    if (!known?._handler) {
       if (handler) this.#handlings.set(name, handlingOf(handler, options));
       else this.#handlings.delete(name);
     }
     if (signal) this.#unregisterAt(signal, name);
     source.register(name, held, epoch);
-    if (released) for (const notification of known.waiting.values()) this.#notify(notification);
+    if (released) for (const notification of known._waiting.values()) this.#notify(notification);
   }
 
   async unregister(id: string, { forget = false }: UnregisterOptions = {}): Promise<void> {
@@ -181,7 +180,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     await this.#running();
     const handling = this.#handlings.get(name);
     if (!handling) return;
-    const { working, waiting } = handling;
+    const { _working: working, _waiting: waiting } = handling;
     this.#handlings.set(name, handlingOf(null, {}, new Map([...working, ...waiting])));
     working.clear();
     waiting.clear();
@@ -197,14 +196,14 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   /** The user's credential from now on: shown at once if there is a connection, and whenever the service asks. Registrations stay. */
   async useCredential(text: string): Promise<void> {
-    await checkCredential(text);
-    if (this.#starting) await (await this.#running()).useCredential(text);
+    (await import("./credentials.ts")).checkGiven(text); // most have none: they load nothing of this
+    if (this.#starting) await (await this.#running())._useCredential(text);
     else if (typeof this.#options.credential !== "function") this.#options.credential = text;
   }
 
   /** `credential-required`, `credential-refused` or `credential-expired`: the service does nothing for this client. Empty: none. */
   get credentialProblem(): string {
-    return this.#ready?.credentialProblem ?? "";
+    return this.#ready?._credentialProblem ?? "";
   }
 
   /** The service has exactly the registrations wished for, owes this client nothing, and said so a moment ago. */
@@ -222,7 +221,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   /** Where the client is connected, or tries to. */
   get url(): string {
-    return this.#source?.url ?? (this.#options.urls[0] as string);
+    return this.#source?.url ?? (this.#options._urls[0] as string);
   }
 
   /** How: `websocket`, `long-poll` or `carried`. Empty until that is known. */
@@ -232,11 +231,11 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   /** The objects wished for. */
   registrations(): string[] {
-    return [...(this.#ready?.names() ?? [])];
+    return [...(this.#ready?._wished.keys() ?? [])];
   }
 
   toldUntil(id: string): number | null {
-    return this.#ready?.toldUntil(nameFromText(id)) ?? null;
+    return this.#ready?._toldUntil(nameFromText(id)) ?? null;
   }
 
   now(): number {
@@ -249,7 +248,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
    */
   async synced(timeoutMs = Infinity): Promise<void> {
     const source = await this.#running();
-    await this.#until(() => this.#check(source).confirmed, timeoutMs, "Not in sync");
+    await this.#until(() => this.#check(source)._confirmed, timeoutMs, "Not in sync");
   }
 
   /**
@@ -261,32 +260,19 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     return this.#loop();
   }
 
+  /** What loops need is loaded by those who loop. */
   async *#loop(): AsyncGenerator<Notification, void> {
+    const { loop } = await import("./later.ts");
     if (!this.#closed) await this.start();
-    for (const source = this.#source; ; ) {
-      await this.#until(() => this.#closed || !!source?.stopped || this.#untaken.size > 0);
-      if (this.#closed || !source) return;
-      if (source.stopped) throw source.stopped;
-      for (const [key, notification] of this.#untaken) {
-        this.#untaken.delete(key);
-        if (!source.has(notification.name)) {
-          source.giveBack(notification); // unregistered while it waited here
-          continue;
-        }
-        this.#withApplication.add(notification);
-        try {
-          yield notification;
-          if (this.#withApplication.has(notification)) this.acknowledge(notification);
-        } finally {
-          // Left: to the front, as it was taken; unless something newer came meanwhile.
-          if (this.#withApplication.delete(notification) && !this.#untaken.has(key)) {
-            this.#untaken = new Map([[key, notification], ...this.#untaken]);
-          }
-          this.#watch();
-        }
-        break; // others may loop, too
-      }
-    }
+    yield* loop({
+      _client: this,
+      _source: this.#source,
+      _untaken: this.#untaken,
+      _taken: this.#withApplication,
+      _closed: () => this.#closed,
+      _until: (happened) => this.#until(happened),
+      _watch: () => this.#watch(),
+    });
   }
 
   /** The source, once it is started. */
@@ -312,14 +298,14 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   /** The registration has ended. What nobody has dealt with is told again, should there be another. */
   #drop(source: Source, name: Name): void {
-    const { working, waiting } = this.#handlings.get(name) ?? {};
+    const { _working: working, _waiting: waiting } = this.#handlings.get(name) ?? {};
     this.#handlings.delete(name);
     this.#unsignal(name);
     for (const latest of [working, waiting, this.#untaken]) {
       for (const key of [UNKNOWN + name, KNOWN + name]) {
         const notification = latest?.get(key);
         latest?.delete(key);
-        if (notification) source.giveBack(notification);
+        if (notification) source._giveBack(notification);
       }
     }
   }
@@ -349,7 +335,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
         reject(
           this.connected
             ? new DOMException(`${otherwise}${this.credentialProblem && ` (${this.credentialProblem})`}: ${this.url}, after ${timeoutMs} ms.`, "TimeoutError")
-            : new ServiceUnreachable(this.#source?.unreachable || `There is no connection to ${this.url}.`),
+            : new ServiceUnreachable(this.#source?._unreachable || `There is no connection to ${this.url}.`),
         );
       };
       const cancel = timeoutMs < Infinity ? this.#options.clock.after(timeoutMs / 1000, late) : () => {};
@@ -381,13 +367,14 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     } else if (told.kind === "statusChanged") {
       this.#dispatch(told.registered ? "registered" : "unregistered", { name: told.name });
     } else if (told.kind === "registrationFailed") {
-      const { name, transient, code, message } = told;
-      if (!transient) {
+      const { kind, ...failed } = told;
+      const { name, code, message } = failed;
+      if (!failed.transient) {
         const refused = this.#handlings.get(name)?.refused;
         this.#drop(this.#source as Source, name);
         refused?.(name, code, message);
       }
-      this.#dispatch("failed", { name, transient, code, message });
+      this.#dispatch("failed", failed);
     } else if (told.kind === "reissueRegistrations") {
       this.#dispatch("reissue", null);
     } else if (told.kind === "credentialWanted") {
@@ -411,7 +398,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     if (source.connected !== this.#wasConnected) {
       this.#wasConnected = !this.#wasConnected;
       if (this.#wasConnected) this.#dispatch("connected", { url: source.url, channel: source.channel });
-      else this.#dispatch("disconnected", { reason: source.unreachable });
+      else this.#dispatch("disconnected", { reason: source._unreachable });
     }
     if (source.inSync !== this.#wasInSync) {
       this.#wasInSync = !this.#wasInSync;
@@ -426,44 +413,38 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
     let handling = this.#handlings.get(name);
     if (!handling && onNotify) this.#handlings.set(name, (handling = handlingOf(onNotify)));
     if (handling?.manual) return void this.#handOver(handling, notification);
-    (handling?.waiting ?? this.#untaken).set(keyOf(notification), notification);
+    (handling?._waiting ?? this.#untaken).set(keyOf(notification), notification);
     if (!handling) this.#watch();
-    else if (!handling.busy && handling.handler) void this.#work(handling);
+    else if (!handling._busy && handling._handler) void this.#work(handling);
   }
 
   /** One at a time, in the order in which they came. */
   async #work(handling: Handling): Promise<void> {
-    handling.busy = true;
-    for (const [key, notification] of handling.waiting) {
-      handling.waiting.delete(key);
+    handling._busy = true;
+    for (const [key, notification] of handling._waiting) {
+      handling._waiting.delete(key);
       await this.#handOver(handling, notification);
     }
-    handling.busy = false;
+    handling._busy = false;
   }
 
   async #handOver(handling: Handling, notification: Notification): Promise<void> {
-    const { handler, manual, working } = handling;
+    const { _handler: handler, manual, _working: working } = handling;
     const { name } = notification;
     working.set(keyOf(notification), notification);
     try {
       const done = handler?.(notification);
       if (!manual || done) await done;
       // Else it was given back, and is another's by now.
-      if (!manual && (dealtWith(handling, notification) || !this.#source?.has(name))) this.acknowledge(notification);
+      if (!manual && (dealtWith(handling, notification) || !this.#source?._wished.has(name))) this.acknowledge(notification);
     } catch (error) {
-      if (dealtWith(handling, notification) && !this.#closed) this.#source?.giveBack(notification);
+      if (dealtWith(handling, notification) && !this.#closed) this.#source?._giveBack(notification);
       this.#dispatch("error", { error, name });
     }
   }
 }
 
-/** Most have none: they load nothing of this. */
-async function checkCredential(given: unknown): Promise<void> {
-  const { checkGiven } = await import("./credentials.ts");
-  checkGiven(given);
-}
-
 /** Whether the handler had it still to deal with. */
-function dealtWith({ working }: Handling, notification: Notification): boolean {
+function dealtWith({ _working: working }: Handling, notification: Notification): boolean {
   return working.get(keyOf(notification)) === notification && working.delete(keyOf(notification));
 }

@@ -7,11 +7,9 @@
  * a secret, too.
  */
 
-import type { Clock } from "./clock.ts";
-import type { Following } from "./following.ts";
-import type { Action, CredentialWanted } from "./core/actions.ts";
-import type { ClientCore } from "./core/core.ts";
-import { checkCredential, Credential, REFRESH } from "./core/credential.ts";
+import type { Action } from "./core/actions.ts";
+import { checkCredential, Credential, REFRESH, useCredential } from "./core/credential.ts";
+import type { Session } from "./session.ts";
 import { InvalidSetting, pauseS } from "./together.ts";
 
 export type Provider = () => string | Promise<string>;
@@ -19,19 +17,10 @@ export type Provider = () => string | Promise<string>;
 const CALL_S = 30; // a provider that takes longer failed
 const BEFORE_CONNECTING_S = 10; // a connection waits at most so long for one
 
-/** What it needs of its session. */
-export interface Asking {
-  readonly core: ClientCore;
-  readonly following: Following;
-  readonly clock: Clock;
-  readonly perform: (actions: Action[]) => void;
-  readonly report: (code: string, message: string) => void;
-}
-
 export class Credentials {
   /** The code by which the service refused the last one. */
-  problem = "";
-  readonly #session: Asking;
+  _problem = "";
+  readonly #session: Session;
   readonly #provider: Provider | null;
   readonly #timers = new Set<() => void>(); // each ends its wait at once
   #asked = false;
@@ -43,10 +32,10 @@ export class Credentials {
   readonly #told = new Set<string>(); // codes that the application knows
   #closed = false;
 
-  constructor(given: unknown, session: Asking) {
+  constructor(given: unknown, session: Session) {
     this.#session = session;
     this.#provider = typeof given === "function" ? (given as Provider) : null;
-    session.core.credential = new Credential(Math.random, checkGiven(given));
+    session._core.credential = new Credential(Math.random, checkGiven(given));
     this.#ask();
   }
 
@@ -56,33 +45,37 @@ export class Credentials {
     this.#answer();
   }
 
-  use(text: string): void {
-    const { core, clock, perform } = this.#session;
-    perform(core.useCredential(clock.now(), text));
+  _use(text: string): void {
+    const session = this.#session;
+    session._perform(useCredential(session._core, session._now(), text));
   }
 
-  accepted(): void {
-    this.problem = "";
+  /** Whether this is not for the application: it is told once of each code, and not before its provider had a chance to mend it. */
+  _keeps(action: Action): boolean {
+    if (action.kind === "credentialWanted") return !this.#wanted(action.code);
+    if (action.kind !== "credentialAccepted") return false;
+    this._problem = "";
     this.#calls = this.#refusals = 0;
     this.#told.clear();
+    return true;
   }
 
-  /** Whether the application is to be told: once of each code, and not before its provider had a chance to mend it. */
-  wanted({ code }: CredentialWanted): boolean {
+  /** Whether the application is to be told. */
+  #wanted(code: string): boolean {
     this.#ask();
     if (code === REFRESH) return false;
-    this.#session.following.begins(); // nothing is told any more: as over a new connection, it must catch up first
-    this.problem = code;
+    this.#session._following?._begins(); // nothing is told any more: as over a new connection, it must catch up first
+    this._problem = code;
     this.#refusals += 1;
     if (this.#told.has(code) || (this.#provider && this.#refusals < 2)) return false;
     this.#told.add(code);
     return true;
   }
 
-  async beforeConnecting(): Promise<void> {
+  async _beforeConnecting(): Promise<void> {
     if (!this.#provider) return;
-    const { core, clock } = this.#session;
-    if (!this.#providing && core.credential?.stale(clock.now())) this.#ask();
+    const session = this.#session;
+    if (!this.#providing && session._core.credential?._stale(session._now())) this.#ask();
     await this.#atMost(BEFORE_CONNECTING_S, this.#answered);
   }
 
@@ -98,7 +91,7 @@ export class Credentials {
 
   async #provide(provider: Provider): Promise<void> {
     this.#providing = true;
-    const { core } = this.#session;
+    const { _core: core } = this.#session;
     await null; // not inside of what asked
     while (this.#asked && !this.#closed) {
       if (this.#calls) await this.#atMost(pauseS(core.config, this.#calls - 1, Math.random()));
@@ -108,12 +101,12 @@ export class Credentials {
       try {
         const answer = await this.#atMost(CALL_S, Promise.resolve(provider()));
         if (answer === undefined) throw new DOMException("", "TimeoutError");
-        if (!this.#closed) this.use(answer);
+        if (!this.#closed) this._use(answer);
       } catch (error) {
         if (this.#closed) break;
         this.#asked = true;
         const { name = typeof error } = Object(error) as { name?: unknown };
-        this.#session.report("credential-required", `The provider of the credential failed with ${String(name)}; it is asked again.`);
+        this.#session._report("credential-required", `The provider of the credential failed with ${String(name)}; it is asked again.`);
       }
       this.#answer();
     }
@@ -128,7 +121,7 @@ export class Credentials {
         this.#timers.delete(end);
         fulfil(undefined);
       };
-      const cancel = this.#session.clock.after(seconds, end);
+      const cancel = this.#session._options.clock.after(seconds, end);
       this.#timers.add(end);
       answer?.then(fulfil, reject).then(end);
     });

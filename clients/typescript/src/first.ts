@@ -5,8 +5,11 @@
 
 import type { Channel } from "./channels/channel.ts";
 import { type Link, NotConnected, type Received } from "./channels/link.ts";
-import { type SocketClass, WebSocketLink } from "./channels/websocket.ts";
-import type { Failure, Kind } from "./choice.ts";
+import { connectWebSocket, type SocketClass } from "./channels/websocket.ts";
+import type { Kind } from "./choice.ts";
+import type { ClientCore } from "./core/core.ts";
+import { pauseS } from "./core/limits.ts";
+import type { SessionOptions } from "./session.ts";
 
 export type ChannelChoice = "auto" | "websocket" | "long-poll" | Channel;
 
@@ -14,49 +17,33 @@ export type ChannelChoice = "auto" | "websocket" | "long-poll" | Channel;
 export interface Connections {
   /** Where the client is connected, or tries to. */
   readonly url: string;
-  readonly kind: Kind;
-  /** The next connection is made already. */
-  readonly hasNext: boolean;
+  readonly _kind: Kind;
+  /** Before the next, after so many failures in a row. */
+  _pauseS(core: ClientCore, failures: number): number;
   /** The next connection. NotConnected says why there is none; then it is another's turn. */
-  connect(): Promise<Link>;
+  _connect(): Promise<Link>;
   /** Run the connection to its end; answers why it ended. */
-  carry(link: Link, received: Received): Promise<string>;
+  _carry(link: Link, received: Received): Promise<string>;
   /** Whatever is being made is of no use any more. */
   close(): void;
 }
 
-export class First implements Connections {
-  readonly url: string;
-  readonly kind: Kind;
-  readonly hasNext = false;
-  readonly #channel: ChannelChoice;
-  readonly #socket: SocketClass | undefined;
-  readonly #over = new AbortController();
-
-  constructor([url]: readonly string[], channel: ChannelChoice, socket: SocketClass | undefined) {
-    this.url = url as string;
-    this.#channel = channel;
-    this.#socket = socket;
-    const kind = kindOf(channel, socket);
-    this.kind = kind === "auto" ? "websocket" : kind;
-  }
-
-  async connect(): Promise<Link> {
-    if (typeof this.#channel !== "string") return this.#channel.link();
-    if (this.kind === "long-poll") throw new NotConnected("What polls is not loaded.", "unreachable");
-    return WebSocketLink.connect(this.url, this.#socket as SocketClass, this.#over.signal);
-  }
-
-  carry(link: Link, received: Received): Promise<string> {
-    return link.run(received);
-  }
-
-  close(): void {
-    this.#over.abort();
-  }
+export function firstConnections({ _urls: [url], channel, _socket: socket }: SessionOptions): Connections {
+  const over = new AbortController();
+  const kind = kindOf(channel, socket);
+  return {
+    url: url as string,
+    _kind: kind === "auto" ? "websocket" : kind,
+    _pauseS: ({ config }, failures) => pauseS(config, failures, Math.random()),
+    async _connect() {
+      if (typeof channel !== "string") return channel.link();
+      if (kind === "long-poll") throw new NotConnected("What polls is not loaded.", "unreachable");
+      return connectWebSocket(url as string, socket as SocketClass, over.signal);
+    },
+    _carry: (link, received) => link._run(received),
+    close: () => over.abort(),
+  };
 }
 
 export const kindOf = (channel: ChannelChoice, socket: SocketClass | undefined): Kind | "auto" =>
   typeof channel !== "string" ? "carried" : channel === "auto" && !socket ? "long-poll" : channel;
-
-export const whyOf = (error: unknown): Failure => (error as Partial<NotConnected>).why ?? "broken";

@@ -38,6 +38,8 @@ export interface ClientOptions {
   readonly credential?: string | Provider;
   /** The class of WebSockets, where it is not the platform's. */
   readonly WebSocket?: SocketClass;
+  /** By which long polls are made, where it is not the platform's. */
+  readonly fetch?: typeof fetch;
   readonly clock?: Clock;
 }
 
@@ -61,10 +63,10 @@ export interface ClientEvents {
 }
 
 export interface Settled extends SessionOptions {
-  credential: SessionOptions["credential"];
+  credential?: SessionOptions["credential"];
   readonly tabs: boolean;
-  readonly stateAlone: StateStore; // if it does not share after all
-  readonly onNotify: Handler | undefined;
+  readonly _stateAlone: StateStore; // if it does not share after all
+  readonly onNotify?: Handler;
 }
 
 /** Checked, and complete. */
@@ -78,8 +80,7 @@ export function settled(url: string | readonly string[], options: ClientOptions)
   const key = `roskva:${application}:${device}`;
   const state = options.state ?? defaultState(tabs ? scopeOf(application, device) : key, tabs);
   const stateAlone = tabs ? (options.state ?? defaultState(key, false)) : state;
-  const { credential, onNotify } = options;
-  return { urls, channel, socket, application, device, config, clock, tabs, state, stateAlone, credential, onNotify };
+  return { ...options, _urls: urls, channel, _socket: socket, device, config, clock, tabs, state, _stateAlone: stateAlone };
 }
 
 function checkChannel(channel: unknown, socket: unknown): void {

@@ -10,97 +10,93 @@ import { type Link, NotConnected } from "./channels/link.ts";
 import type { SocketClass } from "./channels/websocket.ts";
 import type { Clock } from "./clock.ts";
 import type { Credentials, Provider } from "./credentials.ts";
-import type { Connector } from "./connector.ts";
+import type { Outcome } from "./connector.ts";
 import type { Action } from "./core/actions.ts";
-import { ClientCore } from "./core/core.ts";
+import { ClientCore, needsRest } from "./core/core.ts";
 import { MalformedMessage, type RoskvaError } from "./core/errors.ts";
-import { connectPauseS } from "./core/limits.ts";
 import { type Config, decodeServer, encode } from "./core/messages.ts";
 import type { Name } from "./core/model.ts";
 import { FULL_SYNC_MAX } from "./core/settings.ts";
-import { type ChannelChoice, type Connections, First } from "./first.ts";
-import { Following } from "./following.ts";
+import { type ChannelChoice, type Connections, firstConnections } from "./first.ts";
+import type { Following } from "./following.ts";
 import type { Notification } from "./registrations.ts";
-import { ANSWER_S, DRAIN_S, LOAD_S, WAKE_S } from "./settings.ts";
+import { DRAIN_S, LOAD_S } from "./settings.ts";
 import type { Source, Told } from "./source.ts";
 import { openIdentity, type StateStore, unguessable } from "./stores/store.ts";
 
 const LIBRARY = "roskva-typescript/1";
+type Later = typeof import("./later.ts");
 
 export interface SessionOptions {
-  readonly urls: readonly string[];
+  readonly _urls: readonly string[];
   readonly channel: ChannelChoice;
-  readonly socket: SocketClass | undefined;
+  readonly _socket: SocketClass | undefined;
   readonly application: string;
   readonly device: string; // empty: the one that was kept, or a new one
   readonly state: StateStore;
   readonly config: Partial<Config>; // until the service sends its own
   readonly clock: Clock;
-  readonly credential: string | Provider | undefined;
+  readonly fetch?: typeof fetch;
+  readonly credential?: string | Provider | undefined;
 }
 
 export class Session implements Source {
-  unreachable = "";
+  _unreachable = "";
   device: string;
-  /** The service's, by its last word. Null: it has not said. */
-  epoch: number | null = null;
-  readonly #options: SessionOptions;
+  readonly _options: SessionOptions;
   readonly #tell: (told: Told) => void;
   #connector: Connections;
-  #core!: ClientCore;
-  #following!: Following;
-  #credential: SessionOptions["credential"]; // as it was given
+  _core!: ClientCore;
+  _following: Following | null = null; // loaded later
   #credentials: Credentials | null = null; // loaded by those who need it
-  #link: Link | null = null;
+  _link: Link | null = null;
   #cancelTimer = (): void => {};
-  #endPause = (): void => {};
+  _endPause = (): void => {};
   #unlisten = (): void => {};
-  #preparing: Promise<void> | null = null;
-  #later: typeof import("./later.ts") | null = null;
-  #chosen: Connector | null = null;
+  #preparing: Promise<Later | null> | null = null;
+  #later: Later | null = null;
+  #chosen = false;
   #running: Promise<void> = Promise.resolve();
   #writing: Promise<void> = Promise.resolve(); // of the state
   #toAcknowledge: Notification[] = [];
   #forgotten = false;
   #closed = false;
-  #words = 0; // of the service, so far
-  #wokeS = -Infinity;
+  _words = 0; // of the service, so far
+  _wokeS = -Infinity;
 
   constructor(options: SessionOptions, tell: (told: Told) => void) {
-    this.#options = options;
+    this._options = options;
     this.#tell = tell;
-    this.#connector = new First(options.urls, options.channel, options.socket);
+    this.#connector = firstConnections(options);
     this.device = options.device;
-    this.#credential = options.credential;
   }
 
   async start(): Promise<void> {
-    const { application, state, config } = this.#options;
+    const { application, state, config } = this._options;
     try {
-      const { device, kept } = await openIdentity(state, application, this.device);
+      const { device, _prior: prior, _ignored: ignored } = await openIdentity(state, application, this.device);
       this.device = device;
-      this.#core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, state: kept, config });
-      this.#following = new Following(this.#core);
-      if (this.#credential !== undefined) await this.#loadCredentials();
+      this._core = new ClientCore(application, device, { random: Math.random, nonce: unguessable, prior, config });
+      if (this._options.credential !== undefined) await this.#loadCredentials();
+      if (ignored) this._report("state-damaged", `The state is of no use: ${ignored}.`);
     } catch (error) {
       await state.close?.();
       throw error;
     }
-    if (this.#core.stateIgnored) this.#report("state-damaged", `The state is of no use: ${this.#core.stateIgnored}.`);
-    this.#perform(this.#core.start(this.#now()));
+    this._perform(this._core.start(this._now()));
     this.#running = this.#stayConnected();
   }
 
   get connected(): boolean {
-    return this.#link !== null;
+    return this._link !== null;
   }
 
   get inSync(): boolean {
-    return !this.#closed && this.#core.inSync(this.#now());
+    return !this.#closed && this._core.inSync(this._now());
   }
 
-  get confirmed(): boolean {
-    return !this.#closed && this.#core.confirmed(this.#now());
+  get _confirmed(): boolean {
+    return !this.#closed && this._core.confirmed(this._now());
   }
 
   get url(): string {
@@ -108,42 +104,29 @@ export class Session implements Source {
   }
 
   get channel(): string {
-    return this.#connector.kind;
+    return this.#connector._kind;
   }
 
   get stopped(): RoskvaError | null {
-    return this.#core.stopped;
+    return this._core.stopped;
   }
 
-  get credentialProblem(): string {
-    return this.#credentials?.problem ?? "";
+  get _credentialProblem(): string {
+    return this.#credentials?._problem ?? "";
   }
 
-  /** Changes of every confirmed registration are told as they happen. */
-  get follows(): boolean {
-    return !this.#closed && this.#following.follows(this.#now());
-  }
-
-  get config(): Config {
-    return this.#core.config;
-  }
-
-  has(name: Name): boolean {
-    return this.#core.desired.has(name);
-  }
-
-  names(): Iterable<Name> {
-    return this.#core.desired.keys();
+  get _wished(): Source["_wished"] {
+    return this._core.desired;
   }
 
   register(name: Name, version: bigint | null, epoch: number): void {
-    this.#following.open.add(name);
-    this.#perform(this.#core.register(this.#now(), name, version, epoch));
+    this._following?._open.add(name);
+    this._perform(this._core.register(this._now(), name, version, epoch));
   }
 
   unregister(name: Name, forget: boolean): void {
-    this.#following.open.add(name);
-    this.#perform(this.#core.unregister(this.#now(), name, forget));
+    this._following?._open.add(name);
+    this._perform(this._core.unregister(this._now(), name, forget));
   }
 
   /** Those of one turn of the event loop travel together. */
@@ -151,57 +134,41 @@ export class Session implements Source {
     if (this.#toAcknowledge.push(notification) === 1) queueMicrotask(() => this.#flushAcknowledgements());
   }
 
-  giveBack(notification: Notification): void {
-    this.#perform(this.#core.giveBack(this.#now(), notification));
+  _giveBack(notification: Notification): void {
+    this._perform(this._core.giveBack(this._now(), notification));
   }
 
-  toldUntil(name: Name): number | null {
-    return this.#closed ? null : this.#following.toldUntil(this.#now(), name);
+  _toldUntil(name: Name): number | null {
+    void this.#prepare(); // who asks will ask again
+    return this.#closed ? null : (this._following?._toldUntil(this._now(), name) ?? null);
   }
 
-  async useCredential(text: string): Promise<void> {
-    if (!this.#credentials) this.#credential = text;
-    (await this.#loadCredentials()).use(text);
+  async _useCredential(text: string): Promise<void> {
+    (await this.#loadCredentials(text))._use(text);
   }
 
   /** From then on the core heeds what the service says of credentials. */
-  async #loadCredentials(): Promise<Credentials> {
+  async #loadCredentials(given = this._options.credential): Promise<Credentials> {
     const { Credentials } = await import("./credentials.ts");
-    const credentials = (this.#credentials ??= new Credentials(this.#credential, {
-      core: this.#core,
-      following: this.#following,
-      clock: this.#options.clock,
-      perform: (actions) => this.#perform(actions),
-      report: (code, message) => this.#report(code, message),
-    }));
+    const credentials = (this.#credentials ??= new Credentials(given, this));
     if (this.#closed) credentials.close();
     return credentials;
   }
 
   forget(): void {
     this.#forgotten = true;
-    this.#perform(this.#core.forget(this.#now()));
+    void this.#prepare().then((later) => later && this._perform(later.forget(this._core, this._now())));
   }
 
-  /** The connection may be gone without a word: speak, and hang up unless there is an answer soon. Without one, connect now. */
+  /** The connection may be gone without a word. */
   wake(): void {
-    if (this.#over() || this.#now() - this.#wokeS < WAKE_S) return;
-    this.#wokeS = this.#now();
-    this.#endPause();
-    const link = this.#link;
-    if (!link) return;
-    this.#perform(this.#core.disconnected());
-    this.#connects();
-    const words = this.#words;
-    this.#options.clock.after(ANSWER_S, () => {
-      if (this.#words === words) link.hangUp("silent after a wake", true);
-    });
+    this.#later?.wake(this);
   }
 
-  async deleteState(): Promise<void> {
+  async _deleteState(): Promise<void> {
     this.#forgotten = true;
     await this.#writing; // one that has begun
-    await this.#options.state.delete();
+    await this._options.state.delete();
   }
 
   async close(): Promise<void> {
@@ -211,99 +178,87 @@ export class Session implements Source {
     this.#cancelTimer();
     this.#unlisten();
     this.#credentials?.close();
-    await new Promise<void>((done) => {
-      const cancel = this.#options.clock.after(DRAIN_S, done);
-      const drained = (): void => (cancel(), done());
-      if (this.#link) this.#link.drained().then(drained);
-      else drained();
-    });
-    this.#perform(this.#core.stop());
-    this.#link?.hangUp();
-    this.#endPause();
+    if (this._link) await this.#atMost(DRAIN_S, this._link._drained());
+    this._perform(this._core.stop());
+    this._endPause();
     this.#connector.close();
     await this.#running;
-    await this.#options.state.close?.();
+    await this._options.state.close?.();
   }
 
-  #now(): number {
-    return this.#options.clock.now();
+  _now(): number {
+    return this._options.clock.now();
   }
 
   #flushAcknowledgements(): void {
     const waiting = this.#toAcknowledge;
     this.#toAcknowledge = [];
-    if (waiting.length && !this.#closed) this.#perform(this.#core.acknowledge(this.#now(), waiting));
+    if (waiting.length && !this.#closed) this._perform(this._core.acknowledge(this._now(), waiting));
   }
 
-  #report(code: string, message: string): void {
+  _report(code: string, message: string): void {
     this.#tell({ kind: "reported", code, message, transient: true });
   }
 
-  #perform(actions: Action[]): void {
+  _perform(actions: Action[]): void {
     for (const action of actions) {
       if (action.kind === "send") {
-        const info = { library: LIBRARY, channel: this.channel };
-        this.#link?.send(encode(action.message.init ? { ...action.message, info } : action.message));
+        this._link?._send(encode(action.message));
       } else if (action.kind === "writeState") {
-        this.#following.begins();
+        this._following?._begins();
         this.#writeState(action.state);
       } else if (action.kind === "closeChannel") {
-        this.#link?.hangUp();
-      } else if (action.kind === "credentialAccepted") {
-        this.#credentials?.accepted();
-      } else if (action.kind === "credentialWanted") {
-        if (this.#credentials?.wanted(action)) this.#tell(action);
-      } else {
-        if (action.kind === "statusChanged" || (action.kind === "registrationFailed" && !action.transient)) {
-          this.#following.open.delete(action.name);
-        }
-        // After a reset of the application the next handshake says so; whoever is told a notification must know before.
-        if (action.kind === "notify" && this.epoch !== null) this.epoch = Math.max(this.epoch, action.notification.epoch);
-        this.#tell(action);
+        this._link?._hangUp();
+      } else if (!this.#credentials?._keeps(action)) {
+        this._following?._told(action);
+        this.#tell(action as Told);
       }
     }
     this.#setTimer();
-    if (!this.#preparing && (this.inSync || this.#core.desired.size > FULL_SYNC_MAX)) void this.#prepare();
+    if (!this.#preparing && (this.inSync || this._core.desired.size > FULL_SYNC_MAX)) void this.#prepare();
     this.#tell({ kind: "changed" });
   }
 
-  /** Load the rest (later.ts), for the connections after this one. What cannot be loaded is tried again after the next. */
-  #prepare(): Promise<void> {
+  /** Load the rest (later.ts). Null: it cannot be loaded now. Whoever needs it next tries again, at the latest when a connection ends. */
+  #prepare(): Promise<Later | null> {
     return (this.#preparing ??= import("./later.ts").then(
       (later) => {
-        if (this.#closed) return;
+        if (this.#closed) return null;
+        this._core._rest = later.rest;
+        this._following = new later.Following(this._core, this._now());
+        this.#unlisten = later.onWake(this._options.clock, () => this.wake(), () => this._link?._hangUp("the page was left"));
         this.#later = later;
-        this.#core.buckets = later.buckets;
-        this.#unlisten = later.onWake(this.#options.clock, () => this.wake(), () => this.#link?.hangUp("the page was left"));
+        this._perform([]); // there is more to be known, of what is followed
+        return later;
       },
-      () => void (this.#preparing = null),
+      () => (this.#preparing = null),
     ));
   }
 
-  /** From now on addresses and channels are chosen by what became of the connections before. */
-  #choose(): Connector | null {
-    const { urls, channel, socket, clock } = this.#options;
-    if (!this.#later || this.#chosen) return null;
-    return (this.#connector = this.#chosen = new this.#later.Connector(urls, channel, socket, clock));
+  /** From now on addresses and channels are chosen by what became of the connections before; first of the one that was not chosen. */
+  #choose(outcome?: Outcome): void {
+    if (!this.#later || this.#chosen) return;
+    this.#chosen = true;
+    this.#connector = new this.#later.Connector(this._options, outcome);
   }
 
   #setTimer(): void {
     this.#cancelTimer();
-    const deadlineS = this.#closed ? null : this.#core.nextDeadline();
+    const deadlineS = this.#closed ? null : this._core.nextDeadline();
     if (deadlineS === null) return;
-    this.#cancelTimer = this.#options.clock.after(deadlineS - this.#now(), () => this.#perform(this.#core.tick(this.#now())));
+    this.#cancelTimer = this._options.clock.after(deadlineS - this._now(), () => this._perform(this._core.tick(this._now())));
   }
 
   #writeState(state: string): void {
     if (this.#forgotten) return;
     const write = async (): Promise<void> => {
       try {
-        if (!this.#forgotten) await this.#options.state.write(state);
+        if (!this.#forgotten) await this._options.state.write(state);
       } catch (error) {
-        this.#report("state-damaged", `The state cannot be kept: ${(error as Error).message}.`);
+        this._report("state-damaged", `The state cannot be kept: ${(error as Error).message}.`);
       }
     };
-    this.#link?.first(() => (this.#writing = write()));
+    this._link?._first(() => (this.#writing = write()));
   }
 
   async #stayConnected(): Promise<void> {
@@ -311,67 +266,69 @@ export class Session implements Source {
       await this.#prepare();
       this.#choose();
     }
-    for (let failures = 0; !this.#over(); ) {
-      await this.#credentials?.beforeConnecting();
+    for (let failures = 0; !this._over(); ) {
+      await this.#credentials?._beforeConnecting();
       let beganS = 0;
       let link: Link | null = null;
       let error: unknown;
       try {
-        link = await this.#connector.connect();
-        beganS = this.#now();
+        link = await this.#connector._connect();
+        beganS = this._now();
         const heard = await this.#connection(link);
         failures = heard ? 0 : failures + 1;
       } catch (failure) {
         error = failure;
-        this.unreachable = (error as Error).message;
-        if (!failures && !this.#closed) this.#report(error instanceof NotConnected ? "service-unreachable" : "internal", this.unreachable);
+        this._unreachable = (error as Error).message;
+        if (!failures && !this.#closed) this._report(error instanceof NotConnected ? "service-unreachable" : "internal", this._unreachable);
         failures += 1;
       }
-      const livedS = this.#now() - beganS;
-      if (!this.#later && !this.#over()) {
-        await Promise.race([this.#prepare(), this.#pause(LOAD_S)]);
-        this.#endPause();
-      }
-      this.#choose()?.after({ error, link, livedS });
-      const pauseS = this.#connector.hasNext ? 0 : connectPauseS(this.#core.config, failures, Math.random(), this.#core.spreadS);
-      if (!this.#over()) await this.#pause(pauseS);
+      const livedS = this._now() - beganS;
+      if (!this.#later && !this._over()) await this.#atMost(LOAD_S, this.#prepare());
+      this.#choose({ error, link, livedS });
+      if (!this._over()) await this.#pause(this.#connector._pauseS(this._core, failures));
     }
   }
 
-  #over(): boolean {
-    return this.#closed || this.#core.stopped !== null;
+  _over(): boolean {
+    return this.#closed || this._core.stopped !== null;
   }
 
   #pause(seconds: number): Promise<void> {
     return new Promise((done) => {
-      const cancel = this.#options.clock.after(seconds, done);
-      this.#endPause = () => {
+      const cancel = this._options.clock.after(seconds, done);
+      this._endPause = () => {
         cancel();
         done();
       };
     });
   }
 
-  /** One connection, from its first word to its end; answers whether the service said anything over it. */
-  async #connection(link: Link): Promise<boolean> {
-    if (this.#over()) {
-      link.shut();
-      return false;
-    }
-    this.#link = link;
-    this.#connects();
-    try {
-      this.unreachable = `The connection to ${this.url} was ${await this.#connector.carry(link, (data) => this.#received(link, data))}.`;
-    } finally {
-      this.#link = null;
-      this.#perform(this.#core.disconnected());
-    }
-    return link.heard;
+  async #atMost(seconds: number, promise: Promise<unknown>): Promise<void> {
+    await Promise.race([promise, this.#pause(seconds)]);
+    this._endPause();
   }
 
-  #connects(): void {
-    this.#following.begins();
-    this.#perform(this.#core.connected(this.#now()));
+  /** One connection, from its first word to its end; answers whether the service said anything over it. */
+  async #connection(link: Link): Promise<boolean> {
+    if (this._over()) {
+      link._shut();
+      return false;
+    }
+    this._link = link;
+    this._connects();
+    try {
+      this._unreachable = `The connection to ${this.url} was ${await this.#connector._carry(link, (data) => this.#received(link, data))}.`;
+    } finally {
+      this._link = null;
+      this._perform(this._core.disconnected());
+    }
+    return link._heard;
+  }
+
+  _connects(): void {
+    this._following?._begins();
+    this._core.info = { library: LIBRARY, channel: this.channel };
+    this._perform(this._core.connected(this._now()));
   }
 
   #received(link: Link, data: string): void {
@@ -380,18 +337,19 @@ export class Session implements Source {
       message = decodeServer(data);
     } catch (error) {
       if (!(error instanceof MalformedMessage)) throw error;
-      return this.#report(error.code, error.message);
+      return this._report(error.code, error.message);
     }
-    link.heard = true;
-    this.#words += 1;
-    if (message.credential && !this.#credentials) {
+    link._heard = true;
+    this._words += 1;
+    const missing =
+      message.credential && !this.#credentials ? this.#loadCredentials() : needsRest(message) && !this.#later ? this.#prepare() : null;
+    if (missing) {
       // It comes a little later, or is lost if that cannot be loaded: channels may do so, too.
-      const again = (): void => void (this.#link === link && this.#received(link, data));
-      return void this.#loadCredentials().then(again, () => {});
+      const again = (loaded: unknown): void => void (loaded && this._link === link && this.#received(link, data));
+      return void missing.then(again, () => {});
     }
-    const actions = this.#core.received(this.#now(), message);
-    if (message.config) this.epoch = message.config.epoch;
-    this.#following.heard(this.#now());
-    this.#perform(actions);
+    const actions = this._core.received(this._now(), message);
+    this._following?._heard(this._now());
+    this._perform(actions);
   }
 }

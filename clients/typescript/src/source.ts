@@ -15,27 +15,27 @@ export interface Source {
   readonly connected: boolean;
   readonly inSync: boolean;
   /** The service has exactly the registrations wished for. */
-  readonly confirmed: boolean;
+  readonly _confirmed: boolean;
   readonly url: string;
   readonly channel: string;
   /** Why the last connection failed. */
-  readonly unreachable: string;
+  readonly _unreachable: string;
   readonly stopped: RoskvaError | null;
   /** The code by which the service refused the user's credential. Empty: it did not. */
-  readonly credentialProblem: string;
+  readonly _credentialProblem: string;
   start(): Promise<void>;
-  has(name: Name): boolean;
-  names(): Iterable<Name>;
+  /** The objects wished for. */
+  readonly _wished: Pick<ReadonlyMap<Name, unknown>, "has" | "keys">;
   register(name: Name, version: bigint | null, epoch: number): void;
   unregister(name: Name, forget: boolean): void;
   acknowledge(notification: Notification): void;
-  giveBack(notification: Notification): void;
-  toldUntil(name: Name): number | null;
+  _giveBack(notification: Notification): void;
+  _toldUntil(name: Name): number | null;
   /** The user's credential from now on. */
-  useCredential(text: string): Promise<void>;
+  _useCredential(text: string): Promise<void>;
   /** Sign out: `stopped` is told when the service has deleted the client. */
   forget(): void;
   /** Nothing is left of the client here. */
-  deleteState(): Promise<void>;
+  _deleteState(): Promise<void>;
   close(): Promise<void>;
 }

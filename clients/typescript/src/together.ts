@@ -4,11 +4,11 @@
  */
 
 export { Link, NotConnected } from "./channels/link.ts";
-export { WebSocketLink } from "./channels/websocket.ts";
+export { connectWebSocket } from "./channels/websocket.ts";
 export { Client } from "./client.ts";
 export { systemClock } from "./clock.ts";
 export { ClientStopped, FORGOTTEN, InvalidSetting } from "./core/errors.ts";
 export { pauseS } from "./core/limits.ts";
-export { kindOf, whyOf } from "./first.ts";
+export { kindOf } from "./first.ts";
 export { Session } from "./session.ts";
 export { unguessable } from "./stores/store.ts";

@@ -6,7 +6,7 @@
  */
 
 import assert from "node:assert/strict";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -82,6 +82,15 @@ async function told(client) {
   const version = await new Promise((seen) => client.register("doc:42", (notification) => seen(notification.version)));
   await client.synced(5_000);
   return version;
+}
+
+// The package's own properties have short names in all modules, and are not declared where a user could see them.
+const built = new URL("../dist/", import.meta.url);
+for (const file of readdirSync(built, { recursive: true, encoding: "utf8" })) {
+  if (/(?<!\.min|roskva)\.js$/.test(file)) assert.doesNotMatch(readFileSync(new URL(file, built), "utf8"), /\._[a-z]\w{2,}/, file);
+}
+for (const file of ["client", "registrations", "channels/channel", "core/index", "core/core", "core/desired", "core/credential"]) {
+  assert.doesNotMatch(readFileSync(new URL(`${file}.d.ts`, built), "utf8"), /^ +(readonly )?_[a-z]/m, file);
 }
 
 const { url, acks, server } = await gateway();

@@ -17,24 +17,24 @@ class World {
 
   next(): Attempt {
     this.nowS += 1;
-    return this.choice.attempt(this.nowS);
+    return this.choice._attempt(this.nowS);
   }
 
   fail(why: Failure = "broken"): Attempt {
     const attempt = this.next();
-    this.choice.failed(this.nowS, attempt, why);
+    this.choice._failed(this.nowS, attempt, why);
     return attempt;
   }
 
   live(livedS: number, heard = true, cut = true): Attempt {
     const attempt = this.next();
     this.nowS += livedS;
-    this.choice.ended(this.nowS, attempt, livedS, heard, cut);
+    this.choice._ended(this.nowS, attempt, livedS, heard, cut);
     return attempt;
   }
 
   returnInS(): number {
-    return (this.choice.returnAtS() ?? NaN) - this.nowS;
+    return (this.choice._returnAtS() ?? NaN) - this.nowS;
   }
 }
 
@@ -75,7 +75,7 @@ test("the WebSocket is tried again beside long polls, with pauses that double", 
   const pauses = times(6, () => {
     const pauseS = world.returnInS();
     world.nowS += pauseS;
-    world.choice.returnFailed(world.nowS, "refused");
+    world.choice._returnFailed(world.nowS, "refused");
     return pauseS;
   });
   assert.deepEqual(pauses, [RETURN_REFUSED_S, 600, 1_200, 2_400, RETURN_MAX_S, RETURN_MAX_S]);
@@ -86,12 +86,12 @@ test("a WebSocket that came back must last", () => {
   const world = new World();
   world.fail("refused");
   world.live(YOUNG_S);
-  const returned = world.choice.returned();
+  const returned = world.choice._returned();
   assert.deepEqual(returned, { url: 0, kind: "websocket" });
   assert.equal(world.next().kind, "websocket");
-  world.choice.ended(world.nowS, returned, 1, true, true); // died young: one more is enough
+  world.choice._ended(world.nowS, returned, 1, true, true); // died young: one more is enough
   assert.equal(world.next().kind, "long-poll");
-  world.choice.ended(world.nowS, world.choice.returned(), YOUNG_S, true, true); // this one lasted: all is forgotten
+  world.choice._ended(world.nowS, world.choice._returned(), YOUNG_S, true, true); // this one lasted: all is forgotten
   world.fail("refused");
   assert.equal(world.returnInS(), RETURN_REFUSED_S);
 });
@@ -101,7 +101,7 @@ test("a channel that was asked for is the only one", () => {
     const world = new World(1, kind);
     const tried = [world.fail("refused"), world.fail(), world.live(1), world.live(YOUNG_S)];
     assert.deepEqual(new Set(tried.map((attempt) => attempt.kind)), new Set([kind]));
-    assert.equal(world.choice.returnAtS(), null);
+    assert.equal(world.choice._returnAtS(), null);
   }
 });
 
@@ -139,8 +139,8 @@ test("without a refusal it is tried again soon; pauses are smeared", () => {
   assert.equal(world.returnInS(), RETURN_S);
   const smeared = [0, 0.5, 1].map((dice) => {
     const choice = new Choice(1, "auto", () => dice);
-    choice.failed(0, choice.attempt(0), "refused");
-    return choice.returnAtS();
+    choice._failed(0, choice._attempt(0), "refused");
+    return choice._returnAtS();
   });
   assert.deepEqual(smeared, [225, 300, 375]);
 });

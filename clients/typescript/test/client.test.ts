@@ -335,7 +335,7 @@ test("nobody asks any more for one whose wait is over", async (t) => {
   await client.start();
   service.stop();
   for (let i = 0; i < 3; i++) await assert.rejects(service.run(client.synced(5_000)), ServiceUnreachable);
-  const asked = t.mock.getter(Session.prototype, "confirmed", () => false);
+  const asked = t.mock.getter(Session.prototype, "_confirmed", () => false);
   await client.register("a"); // something changed
   assert.equal(asked.mock.callCount(), 0);
   await service.close();

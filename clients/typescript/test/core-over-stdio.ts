@@ -12,8 +12,7 @@
 
 import { readSync, writeSync } from "node:fs";
 import { type Action, type Notification } from "../src/core/actions.ts";
-import { ClientCore } from "../src/core/core.ts";
-import { buckets } from "../src/core/buckets.ts";
+import { ClientCore } from "../src/core/index.ts";
 import { Credential } from "../src/core/credential.ts";
 import { RoskvaError } from "../src/core/errors.ts";
 import { type Config, decodeServer, encode } from "../src/core/messages.ts";
@@ -84,7 +83,7 @@ type New = [application: string, device: string, state: string | null, config: P
 function newCore(...[application, device, state, config, library, text]: New): ClientCore {
   const random = (): number => ask("random");
   const credential = new Credential(random, text);
-  return new ClientCore(application, device, { random, nonce: () => ask("nonce"), state, config, library, credential, buckets });
+  return new ClientCore(application, device, { random, nonce: () => ask("nonce"), state, config, library, credential });
 }
 
 // JSON has no infinity; a deadline may have one.
@@ -100,7 +99,7 @@ const CALLS: { readonly [call: string]: (core: ClientCore, ...given: never[]) =>
   confirmed: (core, nowS: number) => core.confirmed(nowS),
   alive: (core, nowS: number) => core.alive(nowS),
   stopped: ({ stopped }) => (stopped === null ? null : { code: stopped.code, message: stopped.message }),
-  desired: (core) => [[...core.desired.keys()], { ...core.desired.digest.summary() }],
+  desired: (core) => [[...core.desired.keys()], { ...core.desired._digest._summary() }],
   register: (core, nowS: number, name: string, version: string | null, epoch: number) =>
     core.register(nowS, nameFromText(name), version === null ? null : BigInt(version), epoch).map(told),
   unregister: (core, nowS: number, name: string, forget: boolean) => core.unregister(nowS, nameFromText(name), forget).map(told),

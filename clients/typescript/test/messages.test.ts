@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { MalformedMessage } from "../src/core/errors.ts";
-import { connectPauseS, objectsPerMessage, withinReason } from "../src/core/limits.ts";
+import { connectPauseS } from "../src/core/connecting.ts";
+import { objectsPerMessage, withinReason } from "../src/core/limits.ts";
 import { decodeServer, DEFAULTS, encode } from "../src/core/messages.ts";
 import { Bench, only } from "./scripted.ts";
 
@@ -135,7 +136,7 @@ test("fields go out in the documented order, and defaults are left out", () => {
   const sent = bench.core.connected(bench.nowS).flatMap((action) => (action.kind === "send" ? [encode(action.message)] : []));
   assert.equal(
     only(sent),
-    `{"token":"token-1","summary":${JSON.stringify(bench.core.desired.digest.summary())},"register":[{"op":4,"object":"c"}],` +
+    `{"token":"token-1","summary":${JSON.stringify(bench.core.desired._digest._summary())},"register":[{"op":4,"object":"c"}],` +
       '"unregister":[{"op":3,"object":"b"}],"acks":[{"object":"a","seqno":"1","version":"7"}]}',
   );
 });

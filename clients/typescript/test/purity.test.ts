@@ -34,3 +34,11 @@ test("nothing that a page may load needs Node, or another package", () => {
   follow(new URL("../src/index.ts", import.meta.url));
   for (const part of ["session.ts", "tabs/hub.ts"]) assert.ok(seen.has(new URL(`../src/${part}`, import.meta.url).href), part);
 });
+
+// The build gives them short names, others in each version of this package.
+test("what the service, another tab, the next run or a user sees has no name of the package's own", () => {
+  for (const file of ["core/actions", "core/messages", "core/state", "registrations", "tabs/messages", "stores/cache"]) {
+    const code = readFileSync(new URL(`../src/${file}.ts`, import.meta.url), "utf8");
+    assert.doesNotMatch(code, /(?<!\w)_[a-z]/, file);
+  }
+});

@@ -4,11 +4,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { encode, type Sync } from "../src/core/messages.ts";
 import { bytesOf, nameFromText } from "../src/core/model.ts";
+import { rest } from "../src/core/rest.ts";
 import { MESSAGES_UNANSWERED_MAX } from "../src/core/settings.ts";
 import { encodeState } from "../src/core/state.ts";
-import { bucketOf, buckets, bucketSummaries } from "../src/core/buckets.ts";
-import { SetDigest } from "../src/core/summaries.ts";
-import { Bench, names, only, operations, status, syncs } from "./scripted.ts";
+import { bucketOf, bucketSummaries } from "../src/core/buckets.ts";
+import { digestOfAll, Bench, names, only, operations, status, syncs } from "./scripted.ts";
 
 /** A client that starts again with the state of an earlier run, not yet granted. */
 function returning(...serverHas: string[]): Bench {
@@ -31,7 +31,7 @@ test("operations wait for the handshake, then go together", () => {
   bench.grant();
   const message = bench.said.at(-1);
   assert.deepEqual(message?.register, [{ op: 1, object: "a" }, { op: 2, object: "b" }]);
-  assert.deepEqual(message?.summary, new SetDigest(["a", "b"].map(nameFromText)).summary());
+  assert.deepEqual(message?.summary, digestOfAll(["a", "b"].map(nameFromText))._summary());
 });
 
 test("the version held travels with the registration, however large", () => {
@@ -347,9 +347,9 @@ test("the two forms of a name are one name", () => {
   assert.equal(bytesOf("base64:aGVsbG8").length, 5);
 });
 
-test("without buckets many registrations are not stated, as if that were lost; once they are there, they are", () => {
+test("without the rest of the core many registrations are not stated, as if that were lost; once it is there, they are", () => {
   const bench = new Bench();
-  bench.core.buckets = null;
+  bench.core._rest = null;
   bench.live();
   bench.registered(...names(300));
   bench.serverHas(); // it lost them
@@ -357,7 +357,7 @@ test("without buckets many registrations are not stated, as if that were lost; o
   bench.passTime(100);
   assert.deepEqual(syncs(bench.takeSaid()), []);
   assert.equal(bench.core.confirmed(bench.nowS), false);
-  bench.core.buckets = buckets;
+  bench.core._rest = rest;
   bench.passTime(100);
   assert.ok(syncs(bench.takeSaid()).every((sync) => "summaries" in sync && sync.summaries.length > 100));
 });

@@ -4,8 +4,7 @@
 
 import assert from "node:assert/strict";
 import { type Action, type Notification } from "../src/core/actions.ts";
-import { buckets } from "../src/core/buckets.ts";
-import { ClientCore } from "../src/core/core.ts";
+import { ClientCore } from "../src/core/index.ts";
 import { type ClientMessage, type Config, decodeServer, encode, type Sync } from "../src/core/messages.ts";
 import { type Name, nameFromText } from "../src/core/model.ts";
 import { SetDigest } from "../src/core/summaries.ts";
@@ -27,6 +26,12 @@ export interface BenchOptions {
   readonly dice?: number;
 }
 
+export function digestOfAll(names: Iterable<Name>): SetDigest {
+  const digest = new SetDigest();
+  for (const name of names) digest.add(name);
+  return digest;
+}
+
 /** `said` holds the messages that the client sent and the test has not looked at; `actions` everything else. */
 export class Bench {
   nowS = 100;
@@ -40,7 +45,7 @@ export class Bench {
   #nonces = 0;
 
   constructor({ state = null, config = CONFIG, dice = 0.5 }: BenchOptions = {}) {
-    this.core = new ClientCore("demo", "phone", { random: () => dice, nonce: () => `nonce-${++this.#nonces}`, state, config, buckets });
+    this.core = new ClientCore("demo", "phone", { random: () => dice, nonce: () => `nonce-${++this.#nonces}`, state, config });
   }
 
   do(actions: Action[]): Action[] {
@@ -58,7 +63,7 @@ export class Bench {
 
   /** A message of the server, with token and summary unless given otherwise. */
   say(fields: object = {}): Action[] {
-    const given = { token: this.token, summary: new SetDigest(this.has).summary(), unsettled: this.unsettled, ...fields };
+    const given = { token: this.token, summary: digestOfAll(this.has)._summary(), unsettled: this.unsettled, ...fields };
     return this.do(this.core.received(this.nowS, decodeServer(JSON.stringify(given))));
   }
 

@@ -2,15 +2,15 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ClientCore } from "../src/core/core.ts";
+import { ClientCore } from "../src/core/index.ts";
 import { ClientStopped, InvalidApplication, InvalidDevice, InvalidVersion } from "../src/core/errors.ts";
-import { connectPauseS } from "../src/core/limits.ts";
+import { connectPauseS } from "../src/core/connecting.ts";
 import { nameFromText } from "../src/core/model.ts";
 import { encodeState } from "../src/core/state.ts";
 import { SetDigest } from "../src/core/summaries.ts";
 import { Bench, CONFIG, only, status } from "./scripted.ts";
 
-const EMPTY = new SetDigest().summary();
+const EMPTY = new SetDigest()._summary();
 const OVERLOADED = { code: "overloaded", message: "busy", transient: true };
 
 test("every start handshakes and asks for registrations", () => {

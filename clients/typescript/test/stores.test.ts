@@ -18,8 +18,8 @@ after(() => rmSync(folder, { recursive: true }));
 test("a file is written whole, for its owner only, and read by the next run", async () => {
   const path = join(folder, "deep", "state");
   const first = new FileState(path);
-  const { device, kept } = await openIdentity(first, "demo", "");
-  assert.equal(kept, null);
+  const { device, _prior: prior } = await openIdentity(first, "demo", "");
+  assert.equal(prior, "");
   assert.match(device, /^[0-9a-z-]{16,40}$/);
   await first.close();
   const second = new FileState(path);
@@ -107,5 +107,5 @@ test("a browser's storage that is full costs no more than the identity", async (
   storage.setItem = () => {
     throw new Error("full");
   };
-  assert.equal((await openIdentity(state, "demo", "")).kept, null);
+  assert.equal((await openIdentity(state, "demo", ""))._prior, "");
 });

@@ -138,8 +138,8 @@ class World {
 
   deliver({ name, version, seqno }: Owed): void {
     if (!this.hub || !this.wished.has(name)) return;
-    const notification: Notification = { name, version, epoch: 0, seqno, session: this.core.session };
-    const verdict = this.core.delivered(notification);
+    const notification: Notification = { name, version, epoch: 0, seqno, session: this.core._session };
+    const verdict = this.core._delivered(notification);
     if (verdict === "hand over") this.carryOut(this.hub.notified(notification));
     else if (verdict === "acknowledge again") this.acknowledged(name, version, seqno);
   }
@@ -154,7 +154,7 @@ class World {
   }
 
   register(page: Page, name: Name): void {
-    if (page.tab.has(name)) return;
+    if (page.tab.wishes.has(name)) return;
     const held = page.holds.get(name) ?? null;
     const act = this.#random();
     const actions = page.tab.register(name, act < 0.3 ? held : null, 0);
@@ -166,7 +166,7 @@ class World {
   fetch(page: Page, name: Name): void {
     const version = this.current.get(name) as bigint;
     page.holds.set(name, version);
-    if (page.tab.has(name) && this.#random() < 0.8) this.do(page, page.tab.register(name, version, 0));
+    if (page.tab.wishes.has(name) && this.#random() < 0.8) this.do(page, page.tab.register(name, version, 0));
   }
 
   unregister(page: Page, name: Name, forget: boolean): void {
@@ -217,15 +217,15 @@ class World {
         const { name, version } = action.wish;
         this.wished.add(name);
         this.unsent.delete(name);
-        this.core.registered(name, version === null ? null : { version, epoch: 0 }, false);
+        this.core._registered(name, version === null ? null : { version, epoch: 0 }, false);
         this.registerAt(name, version);
       } else if (action.kind === "unregister") {
         this.wished.delete(action.name);
         this.unsent.add(action.name);
-        this.core.unregistered(action.name, action.forget);
+        this.core._unregistered(action.name, action.forget);
         if (this.#random() < 0.3) this.send();
       } else if (action.kind === "acknowledge") {
-        for (const { seqno, version } of this.core.acknowledged(action.notification)) {
+        for (const { seqno, version } of this.core._acknowledged(action.notification)) {
           this.acknowledged(action.notification.name, version === undefined ? null : BigInt(version), BigInt(seqno));
         }
       }
@@ -280,12 +280,12 @@ test(`${SEEDS} stories of tabs: whoever registered holds what is current, and th
     for (let step = 0; step < STEPS_MIN + (seed % STEPS_MORE); step++) world.step();
     world.settle();
     for (const page of world.pages) {
-      for (const name of page.tab.names()) {
+      for (const name of page.tab.wishes.keys()) {
         assert.equal(page.holds.get(name), world.current.get(name), `seed ${seed}: ${world.id(page)} holds an old ${name}`);
       }
     }
     assert.deepEqual([...world.owed], [], `seed ${seed}`);
-    const wished = new Set(world.pages.flatMap((page) => [...page.tab.names()]));
+    const wished = new Set(world.pages.flatMap((page) => [...page.tab.wishes.keys()]));
     assert.deepEqual([...world.registered].sort(), [...wished].sort(), `seed ${seed}`);
     shown += world.shown;
   }

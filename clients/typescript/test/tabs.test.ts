@@ -328,7 +328,7 @@ test("a registration that is refused for good is every tab's loss, and may be ma
   for (const action of both.hub?.status(refusal) ?? []) {
     if (action.kind === "post") both.tabs.get(action.to)?.heard(0, action.message);
   }
-  assert.deepEqual([both.tabs.get("A")?.has(name), both.tabs.get("B")?.has(name)], [false, false]);
+  assert.deepEqual([both.tabs.get("A")?.wishes.has(name), both.tabs.get("B")?.wishes.has(name)], [false, false]);
   both.register("B", "x");
   assert.deepEqual(both.session, ["register x -"]);
 });

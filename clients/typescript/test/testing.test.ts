@@ -133,7 +133,7 @@ class Talker {
 
   say(message: object): Record<string, never>[] {
     this.said.length = 0;
-    this.server.hear(this, JSON.stringify({ token: this.token, summary: this.names.summary(), ...message }));
+    this.server.hear(this, JSON.stringify({ token: this.token, summary: this.names._summary(), ...message }));
     return [...this.said];
   }
 

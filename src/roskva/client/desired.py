@@ -58,6 +58,7 @@ class Desired:
         if interval_ms is None or self.interval_ms.get(name) == interval_ms:
             return False
         self.interval_ms[name] = interval_ms
+        self.unconfirmed.setdefault(name, True)
         return True
 
     def remove(self, name: bytes) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from roskva.errors import Overloaded, PartitionBusy, Unavailable
+from roskva.errors import Overloaded, PartitionBusy, PartitionLost, Unavailable
 from roskva.feed.interface import Entry, Feed
 from roskva.model import partition_of
 from roskva.table.lanes import Lane, all_of
@@ -72,11 +72,20 @@ class FeedLanes:
         return lane
 
     def _append_in_turn(self, topic: str, partition: int, entries: Sequence[Entry]) -> list[int]:
-        """Wait for other processes that append to the same file, but not for long: one of them may stand still in the middle."""
+        """Wait for other processes that append to the same file, but not for long: one of them may stand still in the middle.
+
+        A loss is met once by every process that has the lost file open, however long ago another one recorded it: whoever asked would only
+        ask again, so that it is done here, once.
+        """
         give_up_s = time.monotonic() + PATIENCE_S
+        met_loss = False
         while True:
             try:
                 return self.feed.append_to(topic, partition, entries)
+            except PartitionLost:
+                if met_loss:
+                    raise
+                met_loss = True
             except PartitionBusy:
                 if time.monotonic() >= give_up_s:
                     raise

@@ -1,7 +1,7 @@
 """HTTP: publishing, looking at objects, status and metrics, and the demo page (docs/http.md describes every route).
 
 Every error has one form, {"error": {"code", "message", "transient", "retry_after_s"}}, and the status of its class. What
-was not foreseen becomes "internal" and a log entry: no stack trace reaches a client.
+was not foreseen becomes "internal" and a log entry: no stack trace reaches a client. It is long: every route stands here.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class FastPath:
         return self._trails.follow(self._trails.of(stamps), told, now_s)
 
     def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: dict[Session, list[Notify]]) -> None:
-        if update.source and session.device == update.source:
+        if update.source and session.is_of(update.source):
             return
         key = update.object
         known_covered = session.busy.covered

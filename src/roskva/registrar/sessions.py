@@ -18,6 +18,7 @@ from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
 from roskva.model import ClientId, ObjectKey, Stamps, session_of
 from roskva.protocol.messages import Notify, Summary
+from roskva.protocol.tokens import Keyring
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
 _LATE_S: Final = 0.005  # the event loop is always a little late
 _WAITS_MAX: Final = 4
+_COUNT_BITS: Final = 32
+_COUNT_MAX: Final = (1 << _COUNT_BITS) - 1
 _MOMENT_S: Final = 0.0625  # of which every number is exact
 SYNC_HINT_S: Final = 60.0  # a sync is asked for at most once in this
 OUTRANKED_S_MAX: Final = 3_600.0  # far below the days for which closed cells are kept
@@ -124,6 +127,7 @@ class Busy:
     """What a session needs only while something is owed to it, or it asked for something lately; `rest` gives it back."""
 
     __slots__ = (
+        "asked_ms",
         "awaited_s",
         "covered",
         "hinted_s",
@@ -140,6 +144,7 @@ class Busy:
     def __init__(self) -> None:
         self.outstanding: dict[tuple[ObjectKey, bool], Outstanding] = {}
         self.covered: dict[ObjectKey, tuple[int, int]] | None = None  # acknowledged by seqno and version, before the pipeline came
+        self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
         self.intervals: dict[ObjectKey, Interval] | None = None  # those that have begun
         self.more = False  # the table holds more unacknowledged notifications than are in memory
         self.awaited_s = 0.0  # since when an acknowledgement is awaited: the first send, or the last one that came
@@ -163,15 +168,13 @@ class Session:
     """
 
     __slots__ = (
+        "_device_hash",
+        "_digest",
         "answer_ms",
         "application",
-        "asked_ms",
         "busy",
         "channel",
         "client",
-        "count",
-        "device",
-        "digest",
         "epoch",
         "followed",
         "followed_at",
@@ -207,7 +210,7 @@ class Session:
         self.client = client
         self.partition = partition  # of the client's row
         self.application = application
-        self.device = device
+        self._device_hash = hash(device) % 256  # the token has it whole
         self.settings = settings
         self.identity = identity  # of the user, where the application asks who that is
         self.token = token
@@ -216,8 +219,7 @@ class Session:
         self.heard_s = self.sent_s = self.read_s = 0.0
         self.since_s = 0.0  # when it came online here
         self.granted_s = 0.0  # when a look at the row last showed that no later session was granted
-        self.count = 0  # of its registrations, and
-        self.digest: int | None = None  # of them; None: not known yet
+        self._digest: int | None = None  # of its registrations, behind it how many they are; None: not known yet
         self.epoch = -1  # of the row that was last taken in
         self.pending = 0
         self.told_unsettled = 0
@@ -227,7 +229,6 @@ class Session:
         self.place: int | None = None  # by which the fast path calls it
         self.followed: Sequence[Followers] = NOTHING  # what that tells it of,
         self.followed_at: int | None = None  # as of this seqno and epoch of its row
-        self.asked_ms: dict[ObjectKey, int] | None = None  # the intervals of its registrations, as its row has them
         self.visit = 0  # the slot of time in which the rounds look at it next
         self.busy = IDLE
 
@@ -258,7 +259,21 @@ class Session:
 
     @property
     def summary(self) -> Summary | None:
-        return None if self.digest is None else Summary(count=self.count, digest=f"{self.digest:032x}")
+        if self._digest is None:
+            return None
+        return Summary(count=self._digest & _COUNT_MAX, digest=f"{self._digest >> _COUNT_BITS:032x}")
+
+    @property
+    def device(self) -> str:
+        return Keyring.read(self.token).device
+
+    def is_of(self, device: str) -> bool:
+        """Whether it is this device's; mostly known without a look into the token."""
+        return self._device_hash == hash(device) % 256 and self.device == device
+
+    @property
+    def asked_ms(self) -> dict[ObjectKey, int] | None:
+        return self.busy.asked_ms
 
     @property
     def unsettled(self) -> int:
@@ -282,9 +297,10 @@ class Session:
 
     def take(self, row: ClientRow, now_s: float) -> None:
         """Remember what every message tells of the row, so that the row itself need not stay in memory."""
-        self.count, self.digest = row.digest.count, row.digest.total
+        self._digest = row.digest.total << _COUNT_BITS | row.digest.count
         self.pending = row.pending_count
-        self.asked_ms = row.intervals
+        if row.intervals or self.busy.asked_ms:
+            self.begin().asked_ms = row.intervals
         self.read_s = now_s
         if session_of(row.seqno) == self.number:
             self.used = row.seqno
@@ -303,7 +319,7 @@ class Session:
     def rest(self, now_s: float) -> bool:
         """Silent for a while: give back what only a busy session needs, if it is none. Old numbers of operations are no longer late."""
         busy = self.busy
-        if busy.outstanding or busy.more or busy.intervals or now_s - busy.hinted_s < SYNC_HINT_S:
+        if busy.outstanding or busy.more or busy.intervals or busy.asked_ms or now_s - busy.hinted_s < SYNC_HINT_S:
             busy.operations = Operations()
             busy.covered = None
             return False

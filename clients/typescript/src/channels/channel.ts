@@ -50,15 +50,15 @@ class CarriedLink extends Link {
     this.#channel = channel;
   }
 
-  protected open(received: Received): void {
-    this.#channel.listen(received, () => this.hangUp("interrupted"));
+  protected _open(received: Received): void {
+    this.#channel.listen(received, () => this._hangUp("interrupted"));
   }
 
-  protected put(messages: string[]): void {
+  protected _put(messages: string[]): void {
     for (const data of messages) this.#channel.send(data);
   }
 
-  shut(): void {
+  _shut(): void {
     this.#channel.listen(null, null);
     this.#channel.ended();
   }

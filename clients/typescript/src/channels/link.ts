@@ -6,7 +6,6 @@
 
 import type { Failure } from "../choice.ts";
 import { QUEUE_MAX } from "../settings.ts";
-import type { LongPollLink } from "./longpoll.ts";
 
 
 export type Work = () => Promise<void> | void;
@@ -14,18 +13,18 @@ export type Received = (data: string) => void;
 
 /** Why a connection did not come about, for a person and for the choice of the next. */
 export class NotConnected extends Error {
-  readonly why: Failure;
+  readonly _why: Failure;
 
   constructor(what: string, why: Failure) {
     super(what);
-    this.why = why;
+    this._why = why;
   }
 }
 
 /** What the client knows of a connection. The channels below it open, put and shut. */
 export abstract class Link {
-  heard = false; // the service said something over it
-  cut = false; // it ended without a goodbye
+  _heard = false; // the service said something over it
+  _cut = false; // it ended without a goodbye
   #waiting: (string | Work)[] = [];
   #writing: Promise<void> | null = null;
   #over = "";
@@ -33,51 +32,46 @@ export abstract class Link {
   readonly #ended = new Promise<string>((fulfil) => (this.#end = fulfil));
 
   /** Never waits. Dropped if the other side has not taken what was sent before. */
-  send(data: string): void {
-    if (this.#waiting.length < QUEUE_MAX) this.first(data);
+  _send(data: string): void {
+    if (this.#waiting.length < QUEUE_MAX) this._first(data);
   }
 
   /** Do this before anything that is sent from now on. */
-  first(item: string | Work): void {
+  _first(item: string | Work): void {
     if (this.#over && typeof item === "string") return;
     this.#waiting.push(item);
     this.#writing ??= this.#write();
   }
 
-  hangUp(why = "closed by this client", cut = false): void {
+  _hangUp(why = "closed by this client", cut = false): void {
     if (this.#over) return;
     this.#over = why;
-    this.cut = cut;
+    this._cut = cut;
     this.#end(why);
   }
 
   /** Everything queued so far has been handed to the network. */
-  async drained(): Promise<void> {
+  async _drained(): Promise<void> {
     await this.#writing;
   }
 
   /** Until either side hangs up; answers why it ended. Work that had to be done first is done in any case. */
-  async run(received: Received): Promise<string> {
-    this.open((data) => {
+  async _run(received: Received): Promise<string> {
+    this._open((data) => {
       if (!this.#over) received(data);
     });
     const why = await this.#ended;
-    this.shut();
+    this._shut();
     await this.#writing;
     return why;
   }
 
-  /** Long polls: try a WebSocket beside them now and then, and end when there is one. Answers how to stop that. */
-  giveWay(..._: Parameters<LongPollLink["giveWay"]>): (() => void) | null {
-    return null;
-  }
-
   /** Call `received` with every message, and `hangUp` when the other side ended it. */
-  protected abstract open(received: Received): void;
+  protected abstract _open(received: Received): void;
   /** Bring these to the other side, or fail. */
-  protected abstract put(messages: string[]): Promise<void> | void;
+  protected abstract _put(messages: string[]): Promise<void> | void;
   /** End the connection, whatever its state. */
-  abstract shut(): void;
+  abstract _shut(): void;
 
   async #write(): Promise<void> {
     await null; // those of one turn travel together
@@ -86,9 +80,9 @@ export abstract class Link {
       try {
         const texts = this.#waiting.splice(0, works < 0 ? QUEUE_MAX : works) as string[];
         if (!works) await (this.#waiting.shift() as Work)();
-        else if (!this.#over) await this.put(texts);
+        else if (!this.#over) await this._put(texts);
       } catch (error) {
-        this.hangUp(`broken: ${(error as Error).message}`, true);
+        this._hangUp(`broken: ${(error as Error).message}`, true);
       }
     }
     this.#writing = null;

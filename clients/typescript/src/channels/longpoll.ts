@@ -1,9 +1,9 @@
 /** A connection by long polls: a GET that waits for what the service says, and POSTs (docs/protocol.md, Long polls). */
 
-import type { Choice } from "../choice.ts";
+import type { Choice, Failure } from "../choice.ts";
 import type { Clock } from "../clock.ts";
 import { CONNECT_S } from "../settings.ts";
-import { Link, NotConnected, systemClock, whyOf } from "../together.ts";
+import { Link, NotConnected, systemClock } from "../together.ts";
 import type { Received } from "./link.ts";
 
 const TRIES = 3; // of one request, or of polls in a row, before the connection is given up
@@ -14,6 +14,8 @@ const SEND_S = 15;
 const BATCH_MAX = 100; // messages of one request
 const BATCH_LENGTH_MAX = 1 << 18;
 
+type Fetch = typeof fetch;
+
 interface Answer {
   readonly status: number; // 0: no answer came
   readonly body: string;
@@ -21,22 +23,24 @@ interface Answer {
 
 export class LongPollLink extends Link {
   readonly #url: string;
+  readonly #fetch: Fetch | undefined;
   readonly #requests = new AbortController();
   #waitS: number;
 
-  constructor(url: string, waitS: number) {
+  constructor(url: string, waitS: number, fetch?: Fetch) {
     super();
     this.#url = url;
+    this.#fetch = fetch;
     this.#waitS = Math.max(WAIT_MIN_S, waitS);
   }
 
-  static async connect(service: string, signal: AbortSignal): Promise<LongPollLink> {
+  static async connect(service: string, signal: AbortSignal, fetch?: Fetch): Promise<LongPollLink> {
     const url = `${service}/v1/channels`;
-    const { status, body } = await ask(url, { method: "POST", signal }, CONNECT_S);
+    const { status, body } = await ask(fetch, url, { method: "POST", signal }, CONNECT_S);
     if (status === 201) {
       try {
         const { id, wait_s = 50 } = JSON.parse(body);
-        return new LongPollLink(`${url}/${id}`, wait_s);
+        return new LongPollLink(`${url}/${id}`, wait_s, fetch);
       } catch {
         // Not of the service.
       }
@@ -46,25 +50,26 @@ export class LongPollLink extends Link {
     throw new NotConnected(status ? `${url} answered ${status}.` : `${url} cannot be reached.`, why);
   }
 
-  protected open(received: Received): void {
-    this.#read(received).catch((error: Error) => this.hangUp(`broken: ${error.message}`, true));
+  protected _open(received: Received): void {
+    this.#read(received).catch((error: Error) => this._hangUp(`broken: ${error.message}`, true));
   }
 
-  override giveWay(clock: Clock, choice: Choice, connect: () => Promise<Link>, made: (link: Link) => void): (() => void) | null {
-    const atS = choice.returnAtS();
+  /** Try a WebSocket beside the polls now and then, and end when there is one. Answers how to stop that. */
+  _giveWay(clock: Clock, choice: Choice, connect: () => Promise<Link>, made: (link: Link) => void): (() => void) | null {
+    const atS = choice._returnAtS();
     if (atS === null) return null;
     let over = false;
     let cancel: (() => void) | null = clock.after(atS - clock.now(), () => {
       connect().then(
         (link) => {
-          if (over) return link.shut();
+          if (over) return link._shut();
           made(link);
-          this.hangUp("exchanged for a WebSocket");
+          this._hangUp("exchanged for a WebSocket");
         },
         (error) => {
           if (over) return;
-          choice.returnFailed(clock.now(), whyOf(error));
-          cancel = this.giveWay(clock, choice, connect, made);
+          choice._returnFailed(clock.now(), whyOf(error));
+          cancel = this._giveWay(clock, choice, connect, made);
         },
       );
     });
@@ -78,7 +83,7 @@ export class LongPollLink extends Link {
     const { signal } = this.#requests;
     for (let failures = 0; !signal.aborted; ) {
       const beganS = systemClock.now();
-      const { status, body } = await ask(`${this.#url}?wait_s=${Math.floor(this.#waitS)}`, { signal }, this.#waitS + GRACE_S);
+      const { status, body } = await ask(this.#fetch, `${this.#url}?wait_s=${Math.floor(this.#waitS)}`, { signal }, this.#waitS + GRACE_S);
       const early = systemClock.now() - beganS < PAUSE_S;
       if (signal.aborted) return;
       if (status === 200 || status === 204) {
@@ -88,14 +93,14 @@ export class LongPollLink extends Link {
         continue;
       }
       failures += 1;
-      if (status === 410) return this.hangUp("closed by the service");
-      if (failures === TRIES) return this.hangUp(`broken: ${TRIES} polls failed, the last with ${status || "no answer"}`, true);
+      if (status === 410) return this._hangUp("closed by the service");
+      if (failures === TRIES) return this._hangUp(`broken: ${TRIES} polls failed, the last with ${status || "no answer"}`, true);
       if (!early) this.#waitS = Math.max(WAIT_MIN_S, this.#waitS / 2); // perhaps a proxy that does not wait so long
       await pause(PAUSE_S);
     }
   }
 
-  protected async put(messages: string[]): Promise<void> {
+  protected async _put(messages: string[]): Promise<void> {
     let batch: string[] = [];
     let length = 0;
     for (const data of messages) {
@@ -113,7 +118,7 @@ export class LongPollLink extends Link {
   async #post(messages: string[]): Promise<void> {
     const { signal } = this.#requests;
     for (let attempt = 1; ; attempt++) {
-      const { status } = await ask(this.#url, { method: "POST", body: messages.join("\n"), signal }, SEND_S);
+      const { status } = await ask(this.#fetch, this.#url, { method: "POST", body: messages.join("\n"), signal }, SEND_S);
       if (signal.aborted) return;
       if (status === 413 && messages.length > 1) {
         for (const data of messages) await this.#post([data]);
@@ -126,14 +131,16 @@ export class LongPollLink extends Link {
   }
 
   /** Tell the service, so that it need not wait for a poll that will not come; even while the page goes away. */
-  shut(): void {
+  _shut(): void {
     this.#requests.abort();
-    void ask(this.#url, { method: "DELETE", keepalive: true }, SEND_S);
+    void ask(this.#fetch, this.#url, { method: "DELETE", keepalive: true }, SEND_S);
   }
 }
 
+export const whyOf = (error: unknown): Failure => (error as Partial<NotConnected>)._why ?? "broken";
+
 /** What is answered, body and all; 0: nothing in time, or it was aborted. */
-async function ask(url: string, request: RequestInit, limitS: number): Promise<Answer> {
+async function ask(given: Fetch | undefined, url: string, request: RequestInit, limitS: number): Promise<Answer> {
   const { signal } = request;
   const controller = new AbortController();
   const abort = (): void => controller.abort();
@@ -141,7 +148,7 @@ async function ask(url: string, request: RequestInit, limitS: number): Promise<A
   signal?.addEventListener("abort", abort);
   try {
     signal?.throwIfAborted(); // it will not say so again
-    const answer = await fetch(url, { ...request, cache: "no-store", signal: controller.signal });
+    const answer = await (given ?? fetch)(url, { ...request, cache: "no-store", signal: controller.signal });
     return { status: answer.status, body: await answer.text() };
   } catch {
     return { status: 0, body: "" };

@@ -16,7 +16,7 @@ export interface Socket {
 }
 export type SocketClass = new (url: string) => Socket;
 
-export class WebSocketLink extends Link {
+class WebSocketLink extends Link {
   readonly #socket: Socket;
   #giveUp: () => void = () => {};
 
@@ -24,48 +24,48 @@ export class WebSocketLink extends Link {
     super();
     this.#socket = socket;
     // From the first moment on: it may wait beside long polls for its turn.
-    socket.onclose = ({ code, wasClean }: CloseEvent) => this.hangUp(`closed by the service with ${code}`, !wasClean);
+    socket.onclose = ({ code, wasClean }: CloseEvent) => this._hangUp(`closed by the service with ${code}`, !wasClean);
   }
 
-  static connect(service: string, Socket: SocketClass, signal: AbortSignal): Promise<WebSocketLink> {
-    const url = `${service}/v1/channel`;
-    return new Promise((fulfil, reject) => {
-      const socket = new Socket(url.replace("http", "ws"));
-      const fail = (what: string): void => {
-        decided();
-        socket.onclose = null;
-        socket.close();
-        reject(new NotConnected(`${url} ${what}.`, "broken"));
-      };
-      const abort = (): void => fail("was not waited for");
-      const cancel = systemClock.after(CONNECT_S, () => fail(`did not answer within ${CONNECT_S} s`));
-      const decided = (): void => {
-        cancel();
-        signal.removeEventListener("abort", abort);
-      };
-      signal.addEventListener("abort", abort);
-      socket.onerror = () => {}; // `onclose` follows
-      socket.onclose = () => fail("cannot be reached by WebSocket");
-      socket.onopen = () => {
-        decided();
-        fulfil(new WebSocketLink(socket));
-      };
-    });
-  }
-
-  protected open(received: Received): void {
+  protected _open(received: Received): void {
     this.#socket.onmessage = ({ data }: MessageEvent) => received(data);
     this.#giveUp = systemClock.after(SILENT_S, () => {
-      if (!this.heard) this.hangUp("not answered", true);
+      if (!this._heard) this._hangUp("not answered", true);
     });
   }
 
-  protected put(messages: string[]): void {
+  protected _put(messages: string[]): void {
     for (const data of messages) this.#socket.send(data);
   }
 
-  shut(): void {
+  _shut(): void {
     this.#giveUp();
     this.#socket.close();
   }
+}
+
+export function connectWebSocket(service: string, Socket: SocketClass, signal: AbortSignal): Promise<Link> {
+  const url = `${service}/v1/channel`;
+  return new Promise((fulfil, reject) => {
+    const socket = new Socket(url.replace("http", "ws"));
+    const fail = (what: string): void => {
+      decided();
+      socket.onclose = null;
+      socket.close();
+      reject(new NotConnected(`${url} ${what}.`, "broken"));
+    };
+    const abort = (): void => fail("was not waited for");
+    const cancel = systemClock.after(CONNECT_S, () => fail(`did not answer within ${CONNECT_S} s`));
+    const decided = (): void => {
+      cancel();
+      signal.removeEventListener("abort", abort);
+    };
+    signal.addEventListener("abort", abort);
+    socket.onerror = () => {}; // `onclose` follows
+    socket.onclose = () => fail("cannot be reached by WebSocket");
+    socket.onopen = () => {
+      decided();
+      fulfil(new WebSocketLink(socket));
+    };
+  });
 }

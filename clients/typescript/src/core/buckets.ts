@@ -4,20 +4,16 @@
  * A bucket holds the names whose hash begins with that byte. The summaries of the buckets go first, and then, when the server has named
  * those that differ, what they hold. A statement is authoritative for the buckets that it names, so no bucket is split over two messages.
  *
- * Few clients have so many: a core is given these, or does not state more than FULL_SYNC_MAX (core.ts).
+ * Few clients have so many: it is given with the rest (rest.ts).
  */
 
+import type { ClientCore } from "./core.ts";
 import type { Desired } from "./desired.ts";
-import type { BucketSummary, Sync, SyncObject } from "./messages.ts";
+import type { BucketSummary, Sync, SyncObject, SyncRequest } from "./messages.ts";
 import type { Name } from "./model.ts";
-import { BUCKETS, DIGEST_BITS } from "./settings.ts";
+import { BUCKETS, DIGEST_BITS, HINT_INTERVAL_S } from "./settings.ts";
 import { hashOf, SetDigest } from "./summaries.ts";
 import { stating } from "./syncing.ts";
-
-export interface Buckets {
-  summaries(names: Iterable<Name>): BucketSummary[];
-  statements(desired: Desired, buckets: readonly number[], firstOp: number, objectsMax: number): Sync[];
-}
 
 export function bucketOf(name: Name): number {
   return bucketOfHash(hashOf(name));
@@ -32,7 +28,7 @@ export function bucketSummaries(names: Iterable<Name>): BucketSummary[] {
     const hash = hashOf(name); // once: it is what takes time here
     digests[bucketOfHash(hash)]?.add(name, hash);
   }
-  return digests.map((digest, bucket) => ({ bucket, ...digest.summary() })).filter(({ count }) => count);
+  return digests.map((digest, bucket) => ({ bucket, ...digest._summary() })).filter(({ count }) => count);
 }
 
 /**
@@ -56,4 +52,16 @@ export function bucketStatements(desired: Desired, buckets: readonly number[], f
   return statements;
 }
 
-export const buckets: Buckets = { summaries: bucketSummaries, statements: bucketStatements };
+/** The server hints at a difference, which a client heeds at most once a minute; or it has named the buckets that differ. */
+export function syncRequested(core: ClientCore, nowS: number, { op, buckets }: SyncRequest): void {
+  const { desired, _outbox: outbox, _syncing: syncing } = core;
+  if (!buckets) {
+    // The core states them at once, if the summaries differ and nothing is in flight.
+    if (!syncing._inFlight && nowS - syncing._lastS >= HINT_INTERVAL_S) syncing._notBeforeS = -Infinity;
+  } else if (op && op === syncing._askedOp) {
+    syncing._askedOp = 0;
+    const statements = bucketStatements(desired, buckets, outbox._nextOp, outbox._objectsMax());
+    outbox._nextOp += statements.length;
+    for (const sync of statements) core._do(outbox._message(nowS, { sync }));
+  }
+}

@@ -17,7 +17,8 @@
  * Few clients have a credential: a core is given one of these, or works without (core.ts).
  */
 
-import type { CredentialAccepted, CredentialWanted } from "./actions.ts";
+import type { Action } from "./actions.ts";
+import type { ClientCore } from "./core.ts";
 import { InvalidSetting } from "./errors.ts";
 import { pauseS } from "./limits.ts";
 import type { Config, CredentialState } from "./messages.ts";
@@ -38,9 +39,12 @@ export function checkCredential(text: unknown): string {
 }
 
 export class Credential {
-  due = false; // the next message carries it
-  wanted = ""; // why the server wants one; empty: it does not
-  refreshAtS = Infinity;
+  /** @internal */
+  _due = false; // the next message carries it
+  /** @internal */
+  _wanted = ""; // why the server wants one; empty: it does not
+  /** @internal */
+  _refreshAtS = Infinity;
   readonly #random: () => number;
   #text: string;
   #retryAtS = -Infinity;
@@ -54,64 +58,86 @@ export class Credential {
     this.#text = checkCredential(text);
   }
 
-  /** Nothing is sent before. */
-  get heldUntilS(): number {
-    return this.wanted ? this.#retryAtS : -Infinity;
+  /** @internal When the core wants to be called, which but for this would be at `nextS`. */
+  _nextS(nextS: number, hasToken: boolean): number {
+    const heldS = hasToken ? this.#retryAtS : Math.max(nextS, this.#retryAtS);
+    return Math.min(this._refreshAtS, this._wanted ? heldS : nextS);
   }
 
-  /** Another would be better, as far as is known. */
-  stale(nowS: number): boolean {
-    return !this.#text || !!this.wanted || nowS >= this.#expiresAtS;
+  /** @internal Whether nothing may be sent now. Another is asked for, once for each that was accepted, before it ends. */
+  _holdsBack(core: ClientCore, nowS: number): boolean {
+    if (nowS >= this._refreshAtS) {
+      this._refreshAtS = Infinity;
+      core._do({ kind: "credentialWanted", code: REFRESH, message: "" });
+    }
+    if (!this._wanted) return false;
+    if (nowS < this.#retryAtS) return true;
+    this._turn();
+    core._outbox._mustSpeak = true;
+    return false;
   }
 
-  /** A connection begins, or it is wanted and the pause is over. */
-  turn(): void {
-    this.due = !!this.#text;
+  /** @internal Another would be better, as far as is known. */
+  _stale(nowS: number): boolean {
+    return !this.#text || !!this._wanted || nowS >= this.#expiresAtS;
   }
 
-  /** Whether there is something to say at once. What the server refused it refuses again: that has its own pauses. */
-  use(text: string): boolean {
+  /** @internal A connection begins, or it is wanted and the pause is over. */
+  _turn(): void {
+    this._due = !!this.#text;
+  }
+
+  /** @internal Whether there is something to say at once. What the server refused it refuses again: that has its own pauses. */
+  _use(text: string): boolean {
     checkCredential(text);
     const same = text === this.#text;
-    if (same && (this.wanted || !text)) return false;
+    if (same && (this._wanted || !text)) return false;
     if (!same) this.#expiresAtS = Infinity;
     this.#text = text;
-    this.turn();
+    this._turn();
     this.#retryAtS = -Infinity;
-    return this.due;
+    return this._due;
   }
 
-  /** What goes with the message that is sent now. */
-  take(nowS: number, config: Config, init = false): { credential: string } | null {
-    if (this.wanted && this.#retryAtS <= nowS) {
+  /** @internal What goes with the message that is sent now. */
+  _take(nowS: number, config: Config, init = false): { credential: string } | null {
+    if (this._wanted && this.#retryAtS <= nowS) {
       this.#tried = true;
       this.#pause(nowS, config);
     }
-    if (!this.due && !init) return null;
-    this.due = false;
+    if (!this._due && !init) return null;
+    this._due = false;
     this.#sentAtS = nowS;
     return this.#text ? { credential: this.#text } : null;
   }
 
-  /** The server's word on it, and what the shell is told of that. */
-  judged(nowS: number, state: CredentialState, config: Config): (CredentialWanted | CredentialAccepted)[] {
-    if (!state.wanted) {
+  /**
+   * @internal The server's word on it, and what the shell is told of that. Wanted: nothing was done with a message, and nothing is told.
+   * Accepted after that: what was refused with it is asked again.
+   */
+  _judged(core: ClientCore, nowS: number, state: CredentialState): void {
+    const { config } = core;
+    if (state.wanted) {
+      core._heardAtS = -Infinity;
+      const told = this.#refused(nowS, state.code, config);
+      if (told) core._do({ kind: "credentialWanted", code: this._wanted, message: state.message });
+    } else {
+      const { _wanted: wanted } = this;
       this.#accepted(nowS, state.good_s, config);
-      return [{ kind: "credentialAccepted", goodS: state.good_s }];
+      core._do({ kind: "credentialAccepted", goodS: state.good_s });
+      if (wanted) core._askAgain();
     }
-    const told = this.#refused(nowS, state.code, config);
-    return told ? [{ kind: "credentialWanted", code: this.wanted, message: state.message }] : [];
   }
 
   /** Whether the shell is to be told. */
   #refused(nowS: number, code: string, config: Config): boolean {
-    const before = this.wanted;
-    this.wanted = code || REQUIRED;
-    const unseen = this.wanted === REQUIRED && this.#text !== "" && this.#attempts < 2;
+    const before = this._wanted;
+    this._wanted = code || REQUIRED;
+    const unseen = this._wanted === REQUIRED && this.#text !== "" && this.#attempts < 2;
     const tried = this.#tried;
     this.#tried = false;
-    if (before) return (tried || this.wanted !== before) && !unseen;
-    this.refreshAtS = Infinity;
+    if (before) return (tried || this._wanted !== before) && !unseen;
+    this._refreshAtS = Infinity;
     if (unseen && nowS - this.#sentAtS >= config.retry_min_s) this.#retryAtS = -Infinity;
     else this.#pause(nowS, config);
     return !unseen;
@@ -123,20 +149,23 @@ export class Credential {
   }
 
   #accepted(nowS: number, goodS: number, config: Config): void {
-    this.wanted = "";
+    this._wanted = "";
     this.#attempts = 0;
-    this.#expiresAtS = this.refreshAtS = Infinity;
+    this.#expiresAtS = this._refreshAtS = Infinity;
     if (goodS > 0) {
       this.#expiresAtS = nowS + goodS;
       const part = REFRESH_FROM + (REFRESH_UP_TO - REFRESH_FROM) * this.#random();
-      this.refreshAtS = nowS + Math.max(config.retry_min_s, goodS * part);
+      this._refreshAtS = nowS + Math.max(config.retry_min_s, goodS * part);
     }
   }
+}
 
-  /** Another is asked for: once for each that was accepted. */
-  asks(nowS: number): CredentialWanted[] {
-    if (nowS < this.refreshAtS) return [];
-    this.refreshAtS = Infinity;
-    return [{ kind: "credentialWanted", code: REFRESH, message: "" }];
-  }
+/** The user's credential from now on; it is shown at once. */
+export function useCredential(core: ClientCore, nowS: number, text: string): Action[] {
+  const { credential } = core;
+  if (core.stopped || !credential?._use(text)) return [];
+  core._handshake._dueS = -Infinity;
+  core._outbox._mustSpeak = true;
+  if (credential._wanted) core._askAgain();
+  return core._flush(nowS);
 }

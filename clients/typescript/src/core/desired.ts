@@ -20,39 +20,35 @@ export function stated({ version, epoch }: { version: bigint | null; epoch: numb
 
 /** Names with the version held; `wish` and `drop` keep the rest up to date with each change. */
 export class Desired extends Map<Name, Held | null> {
-  readonly digest = new SetDigest();
-  /** Of which the application still waits to hear that its wish took effect, the longest waiting first. */
-  readonly unconfirmed = new Set<Name>();
+  /** @internal */
+  readonly _digest = new SetDigest();
+  /** @internal Of which the application still waits to hear that its wish took effect, the longest waiting first. */
+  readonly _unconfirmed = new Set<Name>();
 
   /**
-   * Whether this changed the set. Only what the application states is kept as held: to state a version is to acknowledge it, so the
-   * library must not make one up from what it happened to see in memory.
+   * @internal Whether this changed the set. Only what the application states is kept as held: to state a version is to acknowledge it, so
+   * the library must not make one up from what it happened to see in memory.
    */
-  wish(name: Name, held: Held | null): boolean {
+  _wish(name: Name, held: Held | null): boolean {
     const isNew = !this.has(name);
     if (isNew) {
-      this.digest.add(name);
-      this.unconfirmed.add(name);
+      this._digest.add(name);
+      this._unconfirmed.add(name);
     }
     if (isNew || held) this.set(name, held);
     return isNew;
   }
 
-  /** Whether this changed the set. */
-  drop(name: Name): boolean {
+  /** @internal Whether this changed the set. */
+  _drop(name: Name): boolean {
     if (!this.delete(name)) return false;
-    this.digest.remove(name);
-    this.unconfirmed.add(name);
+    this._digest._remove(name);
+    this._unconfirmed.add(name);
     return true;
   }
 
-  doubtAll(): void {
-    this.unconfirmed.clear();
-    for (const name of this.keys()) this.unconfirmed.add(name);
-  }
-
-  /** What a message says of the version held. */
-  stated(name: Name): ReturnType<typeof stated> {
+  /** @internal What a message says of the version held. */
+  _stated(name: Name): ReturnType<typeof stated> {
     const held = this.get(name);
     return held ? stated(held) : {};
   }

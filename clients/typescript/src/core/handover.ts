@@ -36,78 +36,78 @@ import { DELIVERIES_MAX, EPOCH_MAX, RETIRED_MAX } from "./settings.ts";
 export type Verdict = "hand over" | "acknowledge again" | "nothing";
 
 interface Marks {
-  handed: Key;
-  acknowledged: Key;
-  highest: Key;
-  readonly deliveries: Map<bigint, Notification>; // open ones: seqno -> the highest version that came under it
-  unknownHanded: bigint;
-  unknownAcknowledged: bigint;
-  covered: Key; // the highest shown when the last unknown was handed over: whoever fetches after that has it
+  _handed: Key;
+  _acknowledged: Key;
+  _highest: Key;
+  readonly _deliveries: Map<bigint, Notification>; // open ones: seqno -> the highest version that came under it
+  _unknownHanded: bigint;
+  _unknownAcknowledged: bigint;
+  _covered: Key; // the highest shown when the last unknown was handed over: whoever fetches after that has it
 }
 
 const highest = (...keys: Key[]): Key => keys.reduce((top, key) => (key > top ? key : top));
 
 export class Handover {
-  session = 0;
-  #epoch = EPOCH_MAX; // the service's, by its last word; before that every one is possible
+  _session = 0;
+  _epoch = EPOCH_MAX; // the service's, by its last word; before that every one is possible
   readonly #marks = new Map<Name, Marks>();
   readonly #retired = new Map<Name, Marks>(); // of objects not registered, the oldest first
 
-  delivered(notification: Notification): Verdict {
+  _delivered(notification: Notification): Verdict {
     const marks = this.#marksOf(notification.name);
     const { seqno, epoch, version } = notification;
-    this.#epoch = Math.max(this.#epoch, epoch);
+    this._epoch = Math.max(this._epoch, epoch);
     const key = keyOf(notification);
     if (version === null) {
-      if (seqno <= marks.unknownHanded) return seqno <= marks.unknownAcknowledged ? "acknowledge again" : "nothing";
-      marks.unknownHanded = seqno;
-      marks.covered = marks.highest;
-      marks.highest = highest(marks.highest, key);
+      if (seqno <= marks._unknownHanded) return seqno <= marks._unknownAcknowledged ? "acknowledge again" : "nothing";
+      marks._unknownHanded = seqno;
+      marks._covered = marks._highest;
+      marks._highest = highest(marks._highest, key);
       return "hand over";
     }
-    if (key <= marks.acknowledged) return "acknowledge again";
-    const { deliveries } = marks;
+    if (key <= marks._acknowledged) return "acknowledge again";
+    const { _deliveries: deliveries } = marks;
     const before = deliveries.get(seqno);
     if (!before || key > keyOf(before)) deliveries.set(seqno, notification);
     if (deliveries.size > DELIVERIES_MAX) deliveries.delete([...deliveries.keys()].reduce((least, one) => (one < least ? one : least)));
-    if (key <= marks.handed || key < marks.highest) return "nothing"; // an older version came late
-    marks.handed = marks.highest = key;
+    if (key <= marks._handed || key < marks._highest) return "nothing"; // an older version came late
+    marks._handed = marks._highest = key;
     return "hand over";
   }
 
   /** The application is done with it. Names every delivery that this covers, exactly as it came. */
-  acknowledged(notification: Notification): Ack[] {
+  _acknowledged(notification: Notification): Ack[] {
     const { name, session, seqno, version } = notification;
     const marks = this.#known(name);
-    const current = session === this.session;
+    const current = session === this._session;
     const key = keyOf(notification);
     if (!marks) return [];
     if (version === null) {
-      if (!current || seqno > marks.unknownHanded) return [];
-      marks.unknownAcknowledged = highest(marks.unknownAcknowledged, seqno);
-      marks.acknowledged = highest(marks.acknowledged, key, marks.covered);
-      marks.handed = highest(marks.handed, marks.acknowledged);
+      if (!current || seqno > marks._unknownHanded) return [];
+      marks._unknownAcknowledged = highest(marks._unknownAcknowledged, seqno);
+      marks._acknowledged = highest(marks._acknowledged, key, marks._covered);
+      marks._handed = highest(marks._handed, marks._acknowledged);
       return [ackOf(notification)];
     }
-    if (key > marks.highest) return []; // never shown: nobody may acknowledge what was not delivered
-    marks.acknowledged = highest(marks.acknowledged, key);
-    marks.handed = highest(marks.handed, key);
-    const covered = [...marks.deliveries.values()].filter((came) => keyOf(came) <= key);
-    for (const came of covered) marks.deliveries.delete(came.seqno);
+    if (key > marks._highest) return []; // never shown: nobody may acknowledge what was not delivered
+    marks._acknowledged = highest(marks._acknowledged, key);
+    marks._handed = highest(marks._handed, key);
+    const covered = [...marks._deliveries.values()].filter((came) => keyOf(came) <= key);
+    for (const came of covered) marks._deliveries.delete(came.seqno);
     // None: a higher version came under the same seqno meanwhile, or it is acknowledged twice.
     if (!covered.length && current) covered.push(notification);
     return covered.map(ackOf);
   }
 
   /** The application did not take it: show it again when it is delivered again, be it after another registration. */
-  giveBack(notification: Notification): void {
+  _giveBack(notification: Notification): void {
     const { name, session, seqno, version } = notification;
     const marks = this.#known(name);
     if (!marks) return;
     if (version !== null) {
-      if (marks.handed === keyOf(notification)) marks.handed = marks.acknowledged;
-    } else if (session === this.session && marks.unknownHanded === seqno) {
-      marks.unknownHanded = marks.unknownAcknowledged;
+      if (marks._handed === keyOf(notification)) marks._handed = marks._acknowledged;
+    } else if (session === this._session && marks._unknownHanded === seqno) {
+      marks._unknownHanded = marks._unknownAcknowledged;
     }
   }
 
@@ -116,25 +116,25 @@ export class Handover {
    *
    * What is held counts as acknowledged. A new registration that states less than was shown wants to be told again.
    */
-  registered(name: Name, held: Held | null, again: boolean): void {
+  _registered(name: Name, held: Held | null, again: boolean): void {
     const retired = this.#retired.get(name);
     if (retired) {
       this.#retired.delete(name);
       this.#marks.set(name, retired);
     }
-    if (!held || held.epoch > this.#epoch) return;
+    if (!held || held.epoch > this._epoch) return;
     const marks = this.#marksOf(name);
     const key = keyOf(held);
-    if (!again && key < marks.acknowledged) {
-      marks.handed = marks.acknowledged = key;
+    if (!again && key < marks._acknowledged) {
+      marks._handed = marks._acknowledged = key;
     } else {
-      marks.acknowledged = highest(marks.acknowledged, key);
-      marks.handed = highest(marks.handed, key);
-      marks.highest = highest(marks.highest, key);
+      marks._acknowledged = highest(marks._acknowledged, key);
+      marks._handed = highest(marks._handed, key);
+      marks._highest = highest(marks._highest, key);
     }
   }
 
-  unregistered(name: Name, forget: boolean): void {
+  _unregistered(name: Name, forget: boolean): void {
     const marks = this.#marks.get(name);
     this.#marks.delete(name);
     if (forget) {
@@ -146,12 +146,12 @@ export class Handover {
   }
 
   /** The service's epoch, by its own word at a handshake. */
-  countsIn(epoch: number): void {
-    this.#epoch = epoch;
+  _countsIn(epoch: number): void {
+    this._epoch = epoch;
     for (const marks of this.#all()) {
-      if (highest(marks.highest, marks.acknowledged) >= keyOf({ epoch: epoch + 1, version: null })) {
-        marks.handed = marks.acknowledged = marks.highest = marks.covered = NOTHING_YET;
-        marks.deliveries.clear();
+      if (highest(marks._highest, marks._acknowledged) >= keyOf({ epoch: epoch + 1, version: null })) {
+        marks._handed = marks._acknowledged = marks._highest = marks._covered = NOTHING_YET;
+        marks._deliveries.clear();
       }
     }
   }
@@ -160,11 +160,11 @@ export class Handover {
    * The server may know us by a new client id, whose seqnos begin again and may repeat: an old mark must not hide a new unknown. Versions
    * are the object's, whoever asks: their marks stay.
    */
-  newSession(): void {
-    this.session += 1;
+  _newSession(): void {
+    this._session += 1;
     for (const marks of this.#all()) {
-      marks.deliveries.clear();
-      marks.unknownHanded = marks.unknownAcknowledged = -1n;
+      marks._deliveries.clear();
+      marks._unknownHanded = marks._unknownAcknowledged = -1n;
     }
   }
 
@@ -176,13 +176,13 @@ export class Handover {
     let marks = this.#marks.get(name);
     if (!marks) {
       marks = {
-        handed: NOTHING_YET,
-        acknowledged: NOTHING_YET,
-        highest: NOTHING_YET,
-        deliveries: new Map(),
-        unknownHanded: -1n,
-        unknownAcknowledged: -1n,
-        covered: NOTHING_YET,
+        _handed: NOTHING_YET,
+        _acknowledged: NOTHING_YET,
+        _highest: NOTHING_YET,
+        _deliveries: new Map(),
+        _unknownHanded: -1n,
+        _unknownAcknowledged: -1n,
+        _covered: NOTHING_YET,
       };
       this.#marks.set(name, marks);
     }

@@ -14,19 +14,20 @@ const CREDENTIAL_BYTES = 50_000; // 8,192 characters, every one of them escaped
 const OBJECT_BYTES = 400; // a name of 128 bytes, every one of them escaped, with op, seqno, version and epoch
 
 export function withinReason(config: Config): Config {
-  const retryMinS = Math.max(PAUSE_MIN_S, config.retry_min_s);
-  const connectMinS = Math.max(PAUSE_MIN_S, config.connect_min_s);
+  const { max, min } = Math;
+  const retry_min_s = max(PAUSE_MIN_S, config.retry_min_s);
+  const connect_min_s = max(PAUSE_MIN_S, config.connect_min_s);
   return {
     ...config,
-    heartbeat_s: Math.max(HEARTBEAT_MIN_S, config.heartbeat_s),
-    heartbeat_smear: Math.min(0.5, Math.max(0, config.heartbeat_smear)),
-    keepalive_s: Math.max(HEARTBEAT_MIN_S, config.keepalive_s),
-    retry_min_s: retryMinS,
-    retry_max_s: Math.max(retryMinS, config.retry_max_s),
-    connect_min_s: connectMinS,
-    connect_max_s: Math.max(connectMinS, config.connect_max_s),
-    quiet_s: Math.min(QUIET_MAX_S, Math.max(0, config.quiet_s)),
-    operations_per_message_max: Math.max(1, config.operations_per_message_max),
+    heartbeat_s: max(HEARTBEAT_MIN_S, config.heartbeat_s),
+    heartbeat_smear: min(0.5, max(0, config.heartbeat_smear)),
+    keepalive_s: max(HEARTBEAT_MIN_S, config.keepalive_s),
+    retry_min_s,
+    retry_max_s: max(retry_min_s, config.retry_max_s),
+    connect_min_s,
+    connect_max_s: max(connect_min_s, config.connect_max_s),
+    quiet_s: min(QUIET_MAX_S, max(0, config.quiet_s)),
+    operations_per_message_max: max(1, config.operations_per_message_max),
   };
 }
 
@@ -40,10 +41,4 @@ export function objectsPerMessage(config: Config, withCredential = false): numbe
 /** From retry_min_s up to a bound that doubles with each attempt and ends at retry_max_s; `dice` is from 0 to 1. */
 export function pauseS({ retry_min_s, retry_max_s }: Config, attempt: number, dice: number): number {
   return retry_min_s + dice * (Math.min(retry_max_s, retry_min_s * 2 ** (attempt + 1)) - retry_min_s);
-}
-
-/** Before connecting again. The first time quick, unless a gateway asked its many clients to spread; then within a bound that doubles. */
-export function connectPauseS({ connect_min_s, connect_max_s }: Config, failures: number, dice: number, spreadS = 0): number {
-  if (!failures) return Math.max(connect_min_s, Math.min(spreadS, connect_max_s)) * dice;
-  return Math.min(connect_max_s, connect_min_s * 2 ** failures) * (0.5 + dice / 2);
 }

@@ -66,7 +66,7 @@ export interface ClientMessage {
   readonly unregister?: readonly Unregister[];
   readonly acks?: readonly Ack[];
   readonly sync?: Sync;
-  readonly info?: { readonly library: string };
+  readonly info?: { readonly library: string; readonly channel?: string };
   readonly forget?: true; // delete this client: its id, and whatever is kept of it
   readonly credential?: string; // who the user is
 }

@@ -6,53 +6,42 @@
  */
 
 import type { Send } from "./actions.ts";
-import type { Buckets } from "./buckets.ts";
-import type { Credential } from "./credential.ts";
-import type { Desired } from "./desired.ts";
+import type { ClientCore } from "./core.ts";
 import { objectsPerMessage, pauseS } from "./limits.ts";
-import type { Ack, ClientMessage, Config, Register, Unregister } from "./messages.ts";
-import type { Operations } from "./operations.ts";
-import { statement, type Syncing } from "./syncing.ts";
+import type { Ack, ClientMessage, Register, Unregister } from "./messages.ts";
+import { statement } from "./syncing.ts";
 
 /** What a message may hold besides token and summary. */
 type Content = Pick<ClientMessage, "register" | "unregister" | "acks" | "sync" | "forget">;
 
 export class Outbox {
-  mustSpeak = false; // a token takes effect with the first message that uses it
-  heartbeatDueS = -Infinity;
-  credential: Credential | null = null; // who the user is, if there is one
-  buckets: Buckets | null = null;
-  readonly #desired: Desired;
-  readonly #operations: Operations;
-  readonly #random: () => number;
-  #token = "";
-  acks: Ack[] = []; // that wait to be sent
-  #nextOp = 1;
+  _mustSpeak = false; // a token takes effect with the first message that uses it
+  _heartbeatDueS = -Infinity;
+  _acks: Ack[] = []; // that wait to be sent
+  _nextOp = 1;
+  readonly #core: ClientCore;
 
-  constructor(desired: Desired, operations: Operations, random: () => number) {
-    this.#desired = desired;
-    this.#operations = operations;
-    this.#random = random;
+  constructor(core: ClientCore) {
+    this.#core = core;
   }
 
   /** A new session: its operations are numbered from 1. Acknowledgements of the old one are not its to make. */
-  begin(token: string): void {
-    this.#token = token;
-    this.acks = [];
-    this.mustSpeak = true;
-    this.#nextOp = 1;
+  _begin(): void {
+    this._acks = [];
+    this._mustSpeak = true;
+    this._nextOp = 1;
   }
 
   /** One message of what waits: acknowledgements first, then operations that are due. */
-  batch(nowS: number, config: Config, acksOnly: boolean): Send | null {
-    const limit = this.#objectsMax(config);
-    const acks = this.acks.slice(0, limit);
-    this.acks = this.acks.slice(limit);
+  _batch(nowS: number, acksOnly: boolean): Send | null {
+    const { config, desired, _operations: operations, _random: random } = this.#core;
+    const limit = this._objectsMax();
+    const acks = this._acks.splice(0, limit);
     const register: Register[] = [];
     const unregister: Unregister[] = [];
-    for (const operation of acksOnly ? [] : this.#operations.take(nowS, config, limit - acks.length, this.#random())) {
-      const numbered = { op: this.#nextOp++, object: operation.name };
-      if (operation.register) register.push({ ...numbered, ...this.#desired.stated(operation.name) });
+    for (const operation of acksOnly ? [] : operations._take(nowS, config, limit - acks.length, random())) {
+      const numbered = { op: this._nextOp++, object: operation.name };
+      if (operation.register) register.push({ ...numbered, ...desired._stated(operation.name) });
       else unregister.push(numbered);
     }
     const content = {
@@ -60,38 +49,34 @@ export class Outbox {
       ...(unregister.length && { unregister }),
       ...(acks.length && { acks }),
     };
-    return Object.keys(content).length ? this.message(nowS, config, content) : null;
+    return Object.keys(content).length ? this._message(nowS, content) : null;
   }
 
   /** Null: there is nothing that could be said. It counts all the same, as if it were lost. */
-  sync(nowS: number, config: Config, syncing: Syncing): Send | null {
-    const op = this.#nextOp++;
-    const sync = statement(this.#desired, op, this.#objectsMax(config), this.buckets);
-    const pause = pauseS(config, syncing.attempts, this.#random());
-    syncing.sent(nowS, op, pause, !!sync && "summaries" in sync);
-    return sync && this.message(nowS, config, { sync });
-  }
-
-  syncBuckets(nowS: number, config: Config, buckets: readonly number[]): Send[] {
-    const statements = this.buckets?.statements(this.#desired, buckets, this.#nextOp, this.#objectsMax(config)) ?? [];
-    this.#nextOp += statements.length;
-    return statements.map((sync) => this.message(nowS, config, { sync }));
+  _sync(nowS: number): Send | null {
+    const { config, desired, _rest: rest, _syncing: syncing, _random: random } = this.#core;
+    const op = this._nextOp++;
+    const sync = statement(desired, op, this._objectsMax(), rest);
+    syncing._sent(nowS, op, pauseS(config, syncing._attempts, random()), !!sync && "summaries" in sync);
+    return sync && this._message(nowS, { sync });
   }
 
   /** Any message but `init`; with nothing in it, a heartbeat. */
-  message(nowS: number, config: Config, content: Content = {}): Send {
-    this.mustSpeak = false;
-    this.setHeartbeat(nowS, config);
-    const credential = this.credential?.take(nowS, config);
-    return { kind: "send", message: { token: this.#token, summary: this.#desired.digest.summary(), ...content, ...credential } };
+  _message(nowS: number, content: Content = {}): Send {
+    const { config, credential, desired, _handshake: handshake } = this.#core;
+    this._mustSpeak = false;
+    this._setHeartbeat(nowS);
+    const shown = credential?._take(nowS, config);
+    return { kind: "send", message: { token: handshake._token, summary: desired._digest._summary(), ...content, ...shown } };
   }
 
-  #objectsMax(config: Config): number {
-    return objectsPerMessage(config, this.credential?.due);
+  _objectsMax(): number {
+    return objectsPerMessage(this.#core.config, this.#core.credential?._due);
   }
 
-  setHeartbeat(nowS: number, config: Config): void {
-    const smear = config.heartbeat_smear * (2 * this.#random() - 1);
-    this.heartbeatDueS = nowS + config.heartbeat_s * (1 + smear);
+  _setHeartbeat(nowS: number): void {
+    const { config, _random: random } = this.#core;
+    const smear = config.heartbeat_smear * (2 * random() - 1);
+    this._heartbeatDueS = nowS + config.heartbeat_s * (1 + smear);
   }
 }

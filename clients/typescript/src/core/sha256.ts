@@ -21,15 +21,16 @@ export function sha256(bytes: Uint8Array): number[] {
   let hash = START;
   for (let block = 0; block < words.length; block += 16) {
     const w = [...words.subarray(block, block + 16)];
-    let [a, b, c, d, e, f, g, h] = hash as [number, number, number, number, number, number, number, number];
+    let state = hash;
     for (let i = 0; i < 64; i++) {
-      const early = w[i - 15]!;
-      const late = w[i - 2]!;
-      if (i > 15) w[i] = (mixed(early, 7, 18, early >>> 3) + mixed(late, 17, 19, late >>> 10) + w[i - 16]! + w[i - 7]!) | 0;
-      const t = h + mixed(e, 6, 11, rotate(e, 25)) + ((e & f) ^ (~e & g)) + K[i]! + w[i]!;
-      [h, g, f, e, d, c, b, a] = [g, f, e, (d + t) | 0, c, b, a, (t + mixed(a, 2, 13, rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))) | 0];
+      const [a, b, c, d, e, f, g, h] = state as [number, number, number, number, number, number, number, number];
+      const t = h + mixed(e, 6, 11, rotate(e, 25)) + (g ^ (e & (f ^ g))) + K[i]! + w[i]!;
+      state = [(t + mixed(a, 2, 13, rotate(a, 22)) + ((a & b) | (c & (a | b)))) | 0, a, b, c, (d + t) | 0, e, f, g];
+      const early = w[i + 1]!;
+      const late = w[i + 14]!;
+      w[i + 16] = (mixed(early, 7, 18, early >>> 3) + mixed(late, 17, 19, late >>> 10) + w[i]! + w[i + 9]!) | 0;
     }
-    hash = [a, b, c, d, e, f, g, h].map((word, place) => (word + hash[place]!) | 0);
+    hash = hash.map((word, place) => (word + state[place]!) | 0);
   }
   return hash;
 }

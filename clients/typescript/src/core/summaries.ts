@@ -20,25 +20,21 @@ export class SetDigest {
   #count = 0;
   #total = 0n;
 
-  constructor(names: Iterable<Name> = []) {
-    for (const name of names) this.add(name);
-  }
-
   add(name: Name, hash = hashOf(name)): void {
     this.#count += 1;
     this.#total = BigInt.asUintN(DIGEST_BITS, this.#total + hash);
   }
 
-  remove(name: Name): void {
+  _remove(name: Name): void {
     this.#count -= 1;
     this.#total = BigInt.asUintN(DIGEST_BITS, this.#total - hashOf(name));
   }
 
-  summary(): Summary {
+  _summary(): Summary {
     return { count: this.#count, digest: this.#total.toString(16).padStart(DIGEST_BITS / 4, "0") };
   }
 
-  matches(summary: Summary): boolean {
-    return this.#count === summary.count && this.summary().digest === summary.digest;
+  _matches(summary: Summary): boolean {
+    return this.#count === summary.count && this._summary().digest === summary.digest;
   }
 }

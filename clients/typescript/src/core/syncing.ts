@@ -6,56 +6,46 @@
  * stated in one message; above that by buckets (buckets.ts).
  */
 
-import type { Buckets } from "./buckets.ts";
 import type { Desired } from "./desired.ts";
 import type { Sync, SyncObject } from "./messages.ts";
 import type { Name } from "./model.ts";
-import { FULL_SYNC_MAX, HINT_INTERVAL_S } from "./settings.ts";
+import type { Rest } from "./rest.ts";
+import { FULL_SYNC_MAX } from "./settings.ts";
 
 
 /** The one attempt that may be in flight. `notBeforeS` is when it is repeated, or when the next may begin. */
 export class Syncing {
-  inFlight = false;
-  askedOp = 0; // of the bucket summaries that wait for an answer
-  attempts = 0;
-  notBeforeS = -Infinity;
-  #lastS = -Infinity;
+  _inFlight = false;
+  _askedOp = 0; // of the bucket summaries that wait for an answer
+  _attempts = 0;
+  _notBeforeS = -Infinity;
+  _lastS = -Infinity;
 
-  agreed(): void {
-    this.interrupted();
-    this.attempts = 0;
+  _agreed(): void {
+    this._restart();
+    this._attempts = 0;
   }
 
   /** The channel or the session is gone, and with it the answer. The count of attempts stays: it slows a loop down. */
-  interrupted(): void {
-    this.inFlight = false;
-    this.askedOp = 0;
-    this.notBeforeS = -Infinity;
+  _restart(): void {
+    this._inFlight = false;
+    this._askedOp = 0;
+    this._notBeforeS = -Infinity;
   }
 
-  sent(nowS: number, op: number, pauseS: number, asks: boolean): void {
-    this.inFlight = true;
-    this.askedOp = asks ? op : 0;
-    this.attempts += 1;
-    this.#lastS = nowS;
-    this.notBeforeS = nowS + pauseS;
-  }
-
-  /** The server had no room and said until when. */
-  againAt(untilS: number): void {
-    if (this.inFlight) this.notBeforeS = Math.min(this.notBeforeS, untilS);
-  }
-
-  /** The server asks for a statement, and we may give it at once. */
-  hinted(nowS: number): boolean {
-    return !this.inFlight && nowS - this.#lastS >= HINT_INTERVAL_S;
+  _sent(nowS: number, op: number, pauseS: number, asks: boolean): void {
+    this._inFlight = true;
+    this._askedOp = asks ? op : 0;
+    this._attempts += 1;
+    this._lastS = nowS;
+    this._notBeforeS = nowS + pauseS;
   }
 }
 
-/** All registrations if they are few, else the summaries of their buckets; null: they are too many for who knows nothing of buckets. */
-export function statement(desired: Desired, op: number, objectsMax: number, buckets: Buckets | null): Sync | null {
+/** All registrations if they are few, else the summaries of their buckets; null: they are too many for a core without its rest. */
+export function statement(desired: Desired, op: number, objectsMax: number, rest: Rest | null): Sync | null {
   if (desired.size <= Math.min(FULL_SYNC_MAX, objectsMax)) return { op, objects: [...desired.keys()].map(stating(desired)) };
-  return buckets && { op, summaries: buckets.summaries(desired.keys()) };
+  return rest && { op, summaries: rest._bucketSummaries(desired.keys()) };
 }
 
-export const stating = (desired: Desired) => (object: Name): SyncObject => ({ object, ...desired.stated(object) });
+export const stating = (desired: Desired) => (object: Name): SyncObject => ({ object, ...desired._stated(object) });

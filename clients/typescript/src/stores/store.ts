@@ -5,6 +5,7 @@
  */
 
 import { decodeState, encodeState, owner } from "../core/state.ts";
+import type { StateDamaged } from "../core/errors.ts";
 import { InvalidSetting } from "../errors.ts";
 
 export interface StateStore {
@@ -20,24 +21,29 @@ export interface StateStore {
 
 export interface Identity {
   readonly device: string;
-  readonly kept: string | null; // for the core
+  readonly _prior: string; // the token of the last run
+  readonly _ignored: string; // why what was kept is of no use, if it is not
 }
 
-/** Which device this is (`device`, if given, must agree), and the state for the core. What is another's is left alone, and refused. */
+/** Which device this is (`device`, if given, must agree), and what is known from the last run. What is another's is left alone, and refused. */
 export async function openIdentity(store: StateStore, application: string, device: string): Promise<Identity> {
   const kept = await store.read();
+  let ignored = "";
   if (kept !== null) {
     try {
       const state = decodeState(kept);
-      if (state.application === application && (!device || state.device === device)) return { device: state.device, kept };
+      if (state.application === application && (!device || state.device === device)) {
+        return { device: state.device, _prior: state.token, _ignored: ignored };
+      }
       throw new InvalidSetting(`The state belongs to ${owner(state)}.`);
     } catch (error) {
-      if (error instanceof InvalidSetting) throw error; // else the core says why it is of no use
+      if (error instanceof InvalidSetting) throw error;
+      ignored = (error as StateDamaged).message;
     }
   }
   device ||= unguessable();
   await store.write(encodeState(application, device, ""));
-  return { device, kept };
+  return { device, _prior: "", _ignored: ignored };
 }
 
 /** 128 bits of chance, as text. */

@@ -11,6 +11,7 @@
 
 import type { RoskvaError } from "../core/errors.ts";
 import type { Name } from "../core/model.ts";
+import { EPOCH_MAX } from "../core/settings.ts";
 import type { Notification } from "../registrations.ts";
 import type { SessionOptions } from "../session.ts";
 import type { Source, Told } from "../source.ts";
@@ -70,6 +71,8 @@ export class SharedSession implements Source {
   }
 
   async start(): Promise<void> {
+    const { credential } = this.#options;
+    if (credential !== undefined) (await import("../credentials.ts")).checkGiven(credential); // whoever leads
     try {
       await this.#lock(`tab:${this.#id}`, {});
       this.#channel.onmessage = ({ data }) => this.#take(data); // not before: a leader that gets our lock takes us for gone
@@ -138,26 +141,26 @@ export class SharedSession implements Source {
   }
 
   get inSync(): boolean {
-    return (this.#standing?.inSync ?? false) && this.confirmed;
+    return (this.#standing?.inSync ?? false) && this._confirmed;
   }
 
-  get confirmed(): boolean {
+  get _confirmed(): boolean {
     return this.#tab.confirmed(this.#now());
   }
 
   get url(): string {
-    return this.#tab.standing?.url ?? (this.#options.urls[0] as string);
+    return this.#tab.standing?.url ?? (this.#options._urls[0] as string);
   }
 
   get channel(): string {
     return this.#tab.standing?.channel ?? "";
   }
 
-  get unreachable(): string {
+  get _unreachable(): string {
     return this.#standing?.unreachable ?? "The tab that has the connection does not answer.";
   }
 
-  get credentialProblem(): string {
+  get _credentialProblem(): string {
     return this.#standing?.credentialProblem ?? "";
   }
 
@@ -165,12 +168,8 @@ export class SharedSession implements Source {
     return this.#tab.stopped;
   }
 
-  has(name: Name): boolean {
-    return this.#tab.has(name);
-  }
-
-  names(): Iterable<Name> {
-    return this.#tab.names();
+  get _wished(): Source["_wished"] {
+    return this.#tab.wishes;
   }
 
   register(name: Name, version: bigint | null, epoch: number): void {
@@ -185,22 +184,22 @@ export class SharedSession implements Source {
     this.#perform(this.#tab.acknowledge(notification));
   }
 
-  giveBack(notification: Notification): void {
+  _giveBack(notification: Notification): void {
     this.#perform(this.#tab.giveBack(this.#now(), notification));
   }
 
-  toldUntil(name: Name): number | null {
+  _toldUntil(name: Name): number | null {
     return this.#tab.toldUntil(this.#now(), name);
   }
 
   /** Every tab's: they are of one user. Who has a provider asks that when it leads. */
-  async useCredential(text: string): Promise<void> {
+  async _useCredential(text: string): Promise<void> {
     this.#say({ kind: "credential", text });
   }
 
   #hasCredential(text: string): void {
     if (typeof this.#options.credential !== "function") this.#options = { ...this.#options, credential: text };
-    this.#reign?.session.useCredential(text).catch(() => {}); // it was checked; what cannot be loaded now is when the service asks
+    this.#reign?.session._useCredential(text).catch(() => {}); // it was checked; what cannot be loaded now is when the service asks
   }
 
   forget(): void {
@@ -208,11 +207,11 @@ export class SharedSession implements Source {
   }
 
   /** All tabs are signed out, whether the service has confirmed it or not. */
-  async deleteState(): Promise<void> {
+  async _deleteState(): Promise<void> {
     const session = this.#reign?.session;
     const { code, message } = new ClientStopped(FORGOTTEN);
     this.#post({ from: this.#id, term: "", to: "", leader: { kind: "stopped", code, message } });
-    if (session) await session.deleteState();
+    if (session) await session._deleteState();
     else await this.#options.state.delete();
   }
 
@@ -316,9 +315,14 @@ export class SharedSession implements Source {
   #sayStanding(): void {
     const reign = this.#reign;
     if (!reign) return;
-    const { device, connected, inSync, confirmed, follows, url, channel, unreachable, credentialProblem, epoch, config } = reign.session;
+    const { session } = reign;
+    const { device, connected, inSync, url, channel, _confirmed: confirmed, _unreachable: unreachable } = session;
+    const { _credentialProblem: credentialProblem, _core: core } = session;
+    const { _epoch } = core._handover;
+    const epoch = _epoch === EPOCH_MAX ? null : _epoch; // null: the service has not said
+    const follows = !!session._following?._follows(session._now());
     const how = { device, connected, inSync, confirmed, follows, url, channel, unreachable, credentialProblem, epoch };
-    const standing = { ...how, validS: 2 * config.keepalive_s };
+    const standing = { ...how, validS: 2 * core.config.keepalive_s };
     const said = JSON.stringify(standing);
     if (said === reign.said && this.#now() - reign.saidS < SAID_AGAIN_S) return;
     reign.said = said;

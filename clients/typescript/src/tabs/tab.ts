@@ -38,7 +38,7 @@ export class Tab {
   /** The last word of the present leader. */
   standing: Standing | null = null;
   stopped: RoskvaError | null = null;
-  readonly #wishes = new Map<Name, Wish>();
+  readonly wishes = new Map<Name, Wish>();
   #term = ""; // of the present leader
   #unconfirmed = new Set<Name>(); // by the present leader
   readonly #handover = new Handover();
@@ -49,14 +49,6 @@ export class Tab {
   #asked = false; // and not answered yet
   #forgetting = false;
   #followedS = -Infinity;
-
-  has(name: Name): boolean {
-    return this.#wishes.has(name);
-  }
-
-  names(): Iterable<Name> {
-    return this.#wishes.keys();
-  }
 
   /** What the leader said of the connection, if that still holds. */
   now(nowS: number): Standing | null {
@@ -69,16 +61,16 @@ export class Tab {
   }
 
   toldUntil(nowS: number, name: Name): number | null {
-    if (!this.#wishes.has(name) || this.#unconfirmed.has(name)) return null;
+    if (!this.wishes.has(name) || this.#unconfirmed.has(name)) return null;
     return this.now(nowS)?.follows ? nowS : this.#followedS;
   }
 
   register(name: Name, version: bigint | null, epoch: number): TabAction[] {
-    const known = this.#wishes.get(name);
-    this.#handover.registered(name, version === null ? null : { version, epoch }, known !== undefined);
+    const known = this.wishes.get(name);
+    this.#handover._registered(name, version === null ? null : { version, epoch }, known !== undefined);
     const held = version === null && known ? known : { version, epoch };
     const wish = { name, version: held.version, epoch: held.epoch, told: false };
-    this.#wishes.set(name, wish);
+    this.wishes.set(name, wish);
     if (known) return this.#unconfirmed.has(name) ? [] : [{ kind: "statusChanged", name, registered: true }];
     this.#unconfirmed.add(name);
     return [this.#say({ kind: "register", wish }), { kind: "changed" }];
@@ -86,7 +78,7 @@ export class Tab {
 
   /** It takes effect here at once: this tab is told nothing more of it. */
   unregister(name: Name, forget: boolean): TabAction[] {
-    this.#handover.unregistered(name, forget);
+    this.#handover._unregistered(name, forget);
     const said = this.#drop(name) ? [this.#say({ kind: "unregister", name, forget })] : [];
     return [...said, { kind: "statusChanged", name, registered: false }, { kind: "changed" }];
   }
@@ -95,14 +87,14 @@ export class Tab {
     const key = againKey(notification);
     const again = this.#again.get(key);
     if (again && covers(notification, again.notification)) this.#again.delete(key);
-    const acks = this.#handover.acknowledged(notification);
-    return this.#wishes.has(notification.name) ? acks.map((ack) => this.#ack(notification.name, ack)) : [];
+    const acks = this.#handover._acknowledged(notification);
+    return this.wishes.has(notification.name) ? acks.map((ack) => this.#ack(notification.name, ack)) : [];
   }
 
   /** The application failed on it: it is shown again after a pause. The leader goes on waiting. */
   giveBack(nowS: number, notification: Notification): TabAction[] {
-    this.#handover.giveBack(notification);
-    if (!this.#wishes.has(notification.name)) return [];
+    this.#handover._giveBack(notification);
+    if (!this.wishes.has(notification.name)) return [];
     const key = againKey(notification);
     const known = this.#again.get(key);
     if (known && !covers(notification, known.notification)) return []; // a later one is shown again
@@ -134,7 +126,7 @@ export class Tab {
       }
       again.dueS = Infinity; // kept for its count, until the application has dealt with it
       // An unknown of an earlier reign is not in this one's marks: its number means another one here, or none.
-      const ours = notification.version !== null || notification.session === this.#handover.session;
+      const ours = notification.version !== null || notification.session === this.#handover._session;
       for (const action of ours ? this.#deliver(notification) : [{ kind: "notify", notification } as const]) actions.push(action);
     }
     return actions;
@@ -174,7 +166,7 @@ export class Tab {
         this.#answered(nowS + ANSWER_S);
         return [];
       case "notify":
-        return this.#wishes.has(message.delivery.name) ? this.#deliver({ ...message.delivery, session: this.#handover.session }) : [];
+        return this.wishes.has(message.delivery.name) ? this.#deliver({ ...message.delivery, session: this.#handover._session }) : [];
       case "status":
         return this.#status(message.name, message.registered);
       case "failed":
@@ -184,7 +176,7 @@ export class Tab {
         return [message];
       case "standing":
         // Else marks of epochs that the service no longer knows would hide what it tells from now on.
-        if (message.standing.epoch !== null) this.#handover.countsIn(message.standing.epoch);
+        if (message.standing.epoch !== null) this.#handover._countsIn(message.standing.epoch);
         this.standing = message.standing;
         this.#standingUntilS = nowS + message.standing.validS;
         this.#answered(this.#standingUntilS);
@@ -203,21 +195,21 @@ export class Tab {
     this.#term = term;
     this.standing = null;
     this.#standingUntilS = -Infinity;
-    this.#handover.newSession();
-    const wishes = [...this.#wishes.values()].map((wish) => ({ ...wish, told: follows && !this.#unconfirmed.has(wish.name) }));
-    this.#unconfirmed = new Set(this.#wishes.keys());
+    this.#handover._newSession();
+    const wishes = [...this.wishes.values()].map((wish) => ({ ...wish, told: follows && !this.#unconfirmed.has(wish.name) }));
+    this.#unconfirmed = new Set(this.wishes.keys());
     const asksToForget = this.#forgetting ? [this.#say({ kind: "forget" })] : [];
     return [this.#say({ kind: "restate", older, wishes }), ...asksToForget, { kind: "changed" }];
   }
 
   #deliver(notification: Notification): TabAction[] {
-    const verdict = this.#handover.delivered(notification);
+    const verdict = this.#handover._delivered(notification);
     if (verdict === "hand over") return [{ kind: "notify", notification }];
     return verdict === "acknowledge again" ? [this.#ack(notification.name, ackOf(notification))] : [];
   }
 
   #status(name: Name, registered: boolean): TabAction[] {
-    if (!this.#wishes.has(name) || this.#unconfirmed.has(name) !== registered) return [];
+    if (!this.wishes.has(name) || this.#unconfirmed.has(name) !== registered) return [];
     if (registered) this.#unconfirmed.delete(name);
     else this.#unconfirmed.add(name);
     return [{ kind: "statusChanged", name, registered }, { kind: "changed" }];
@@ -225,9 +217,9 @@ export class Tab {
 
   #failed(message: FromLeader & { kind: "failed" }): TabAction[] {
     const { name, transient, code, message: text } = message;
-    if (!this.#wishes.has(name)) return [];
+    if (!this.wishes.has(name)) return [];
     if (!transient) {
-      this.#handover.unregistered(name, false);
+      this.#handover._unregistered(name, false);
       this.#drop(name);
     }
     return [{ kind: "registrationFailed", name, transient, code, message: text }, { kind: "changed" }];
@@ -236,7 +228,7 @@ export class Tab {
   #drop(name: Name): boolean {
     for (const version of [null, 0n]) this.#again.delete(againKey({ name, version }));
     this.#unconfirmed.delete(name);
-    return this.#wishes.delete(name);
+    return this.wishes.delete(name);
   }
 
   #ack(name: Name, { seqno, version, epoch = 0 }: Ack): TabAction {

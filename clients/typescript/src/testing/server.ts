@@ -149,7 +149,7 @@ export class Server {
     let sync_request: object | undefined;
     if (message.sync !== undefined && message.sync.op > session.lastSync) sync_request = this.#sync(row, session, message.sync, status);
     const asked = operations.length > 0 || message.sync !== undefined;
-    const differ = !row.digest.matches(message.summary);
+    const differ = !row.digest._matches(message.summary);
     if (!asked && differ && this.#now() - session.hintedS >= HINT_S) {
       session.hintedS = this.#now();
       sync_request = {};
@@ -183,7 +183,7 @@ export class Server {
   }
 
   #unregister(row: Row, name: Name): object {
-    if (row.registered.delete(name)) row.digest.remove(name);
+    if (row.registered.delete(name)) row.digest._remove(name);
     row.owed.delete(keyOf(name, true));
     row.owed.delete(keyOf(name, false));
     return { object: name, state: "unregistered" };
@@ -244,7 +244,7 @@ export class Server {
   }
 
   #send(to: Hearer, row: Row, token: string, fields: object): void {
-    to.hear(JSON.stringify({ token, summary: row.digest.summary(), unsettled: row.owed.size, time_ms: this.#timeMs(), ...fields }));
+    to.hear(JSON.stringify({ token, summary: row.digest._summary(), unsettled: row.owed.size, time_ms: this.#timeMs(), ...fields }));
   }
 
   /** What is said because of time alone: that all is settled, that the connection lives, and once more what was not acknowledged. */

@@ -31,7 +31,7 @@ class Pane {
 
   goOnline() {
     const state = new WebStorageState(`roskva-demo-state:${this.device}`, sessionStorage);
-    const client = new Client("", { application: APPLICATION, device: this.device, tabs: false, state, WebSocket: this.noting() });
+    const client = new Client("", { application: APPLICATION, device: this.device, tabs: false, state, ...this.noting() });
     this.client = client;
     for (const type of ["connected", "disconnected", "insync", "outofsync"]) client.addEventListener(type, () => this.draw());
     client.addEventListener("registered", ({ detail }) => this.set(detail.name, { state: "registered" }));
@@ -89,19 +89,28 @@ class Pane {
     this.draw();
   }
 
-  // The browser's WebSocket, but what is said goes into the log, too.
+  // The browser's WebSocket, and its fetch, by which long polls are made where there is none: but what is said goes into the log, too.
   noting() {
     const pane = this;
-    return class extends WebSocket {
-      constructor(url) {
-        super(url);
-        this.addEventListener("message", ({ data }) => pane.heard("in", data));
-      }
+    const noted = (direction, lines = "") => lines.split("\n").forEach((line) => line && pane.heard(direction, line));
+    return {
+      WebSocket: globalThis.WebSocket && class extends WebSocket {
+        constructor(url) {
+          super(url);
+          this.addEventListener("message", ({ data }) => noted("in", data));
+        }
 
-      send(text) {
-        super.send(text);
-        pane.heard("out", text);
-      }
+        send(text) {
+          super.send(text);
+          noted("out", text);
+        }
+      },
+      async fetch(url, request) {
+        const answer = await fetch(url, request);
+        if (answer.ok) noted("out", request.body);
+        if (answer.ok && !request.method) noted("in", await answer.clone().text()); // a GET: a poll
+        return answer;
+      },
     };
   }
 

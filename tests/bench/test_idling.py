@@ -1,0 +1,21 @@
+"""Clients that only are there (bench/idling.py, bench/crowd.py), a few of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import idle
+from bench.idling import Size, measured
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_a_crowd_comes_back_with_its_tokens_and_is_measured(lines: int) -> None:
+    crowd = measured(Size(40, lines), 0.5, {})
+    assert (crowd["clients"], crowd["channel"]) == (40, "trusted line" if lines else "WebSocket")
+    assert crowd["gateway_mib"] > 0 < crowd["came_s"]
+    assert idle.aim_of(crowd).measured == crowd["bytes_per_client"]
+
+
+def test_sizes_follow_the_clients_that_are_asked_for() -> None:
+    assert [size.clients for size in idle.crowds_of(None)] == [10_000, 50_000, 1_000_000]
+    assert [size.clients for size in idle.crowds_of(20)] == [20, 100, 2_000]
