@@ -16,6 +16,8 @@ export interface RegisterOptions {
   /** What the application holds already and keeps over a restart, as a notification told it: nothing is sent for it or older ones. */
   readonly version?: bigint | number;
   readonly epoch?: number;
+  /** Be told at most once in so long, of the latest version then. 0 ends it; without it what an earlier call or start stated stays. */
+  readonly notifyIntervalMs?: number;
   /** The handler is called at once, whatever it is still doing, and its return acknowledges nothing: `acknowledge` does. */
   readonly manual?: boolean;
   /** Called if the service refuses the registration for good, or ends it: the handler is called no more. Must not throw. */

@@ -119,9 +119,9 @@ export class Session implements Source {
     return this._core.desired;
   }
 
-  register(name: Name, version: bigint | null, epoch: number): void {
+  register(name: Name, version: bigint | null, epoch: number, intervalMs?: number): void {
     this._following?._open.add(name);
-    this._perform(this._core.register(this._now(), name, version, epoch));
+    this._perform(this._core.register(this._now(), name, version, epoch, intervalMs));
   }
 
   unregister(name: Name, forget: boolean): void {

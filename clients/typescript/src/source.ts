@@ -26,7 +26,7 @@ export interface Source {
   start(): Promise<void>;
   /** The objects wished for. */
   readonly _wished: Pick<ReadonlyMap<Name, unknown>, "has" | "keys">;
-  register(name: Name, version: bigint | null, epoch: number): void;
+  register(name: Name, version: bigint | null, epoch: number, intervalMs?: number): void;
   unregister(name: Name, forget: boolean): void;
   acknowledge(notification: Notification): void;
   _giveBack(notification: Notification): void;

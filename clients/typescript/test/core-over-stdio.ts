@@ -100,8 +100,8 @@ const CALLS: { readonly [call: string]: (core: ClientCore, ...given: never[]) =>
   alive: (core, nowS: number) => core.alive(nowS),
   stopped: ({ stopped }) => (stopped === null ? null : { code: stopped.code, message: stopped.message }),
   desired: (core) => [[...core.desired.keys()], { ...core.desired._digest._summary() }],
-  register: (core, nowS: number, name: string, version: string | null, epoch: number) =>
-    core.register(nowS, nameFromText(name), version === null ? null : BigInt(version), epoch).map(told),
+  register: (core, nowS: number, name: string, version: string | null, epoch: number, intervalMs: number | null) =>
+    core.register(nowS, nameFromText(name), version === null ? null : BigInt(version), epoch, intervalMs ?? undefined).map(told),
   unregister: (core, nowS: number, name: string, forget: boolean) => core.unregister(nowS, nameFromText(name), forget).map(told),
   acknowledge: (core, nowS: number, given: readonly Told[]) => core.acknowledge(nowS, given.map(notification)).map(told),
   give_back: (core, nowS: number, given: Told) => core.giveBack(nowS, notification(given)).map(told),

@@ -202,14 +202,17 @@ export class ClientCore {
     return !!known && nowS - this._heardAtS < 2 * this.config.keepalive_s;
   }
 
-  /** Wish for an object. `version` is what the application holds, and will still hold after a restart. */
-  register(nowS: number, name: Name, version: bigint | null = null, epoch = 0): Action[] {
+  /**
+   * Wish for an object. `version` is what the application holds, and will still hold after a restart. `ms`: to be told at most once in so
+   * long; undefined leaves what the registration has.
+   */
+  register(nowS: number, name: Name, version: bigint | null = null, epoch = 0, ms?: number): Action[] {
     const held = version === null ? null : { version, epoch };
     if (version !== null) checkVersion(version, epoch);
     if (this.stopped || this._forgetting) return [];
     const isNew = this.desired._wish(name, held);
     this._handover._registered(name, held, !isNew);
-    return this.#wished(nowS, name, true, isNew);
+    return this.#wished(nowS, name, true, this.desired._pace(name, ms) || isNew);
   }
 
   /** Wish for it no more. `forget`: the application drops what it knew; should it register again, all is told anew. */
@@ -380,6 +383,7 @@ export class ClientCore {
     if (this._restatingUntilS !== null && (nowS >= this._restatingUntilS || !this._differs())) {
       this._restatingUntilS = null;
       this._operations.clear(); // the server has them, or the sync states them
+      for (const name of this.desired._intervals.keys()) this._operations.add(name, true); // but no summary tells of these
     }
     const restating = this._restatingUntilS !== null;
     for (let batch: Send | null; (batch = this._outbox._batch(nowS, quiet || restating)); ) this._do(batch);

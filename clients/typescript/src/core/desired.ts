@@ -22,6 +22,8 @@ export function stated({ version, epoch }: { version: bigint | null; epoch: numb
 export class Desired extends Map<Name, Held | null> {
   /** @internal */
   readonly _digest = new SetDigest();
+  /** @internal At most one notification in so long, of those that state it, as messages do. */
+  readonly _intervals = new Map<Name, { notify_interval_ms: number }>();
   /** @internal Of which the application still waits to hear that its wish took effect, the longest waiting first. */
   readonly _unconfirmed = new Set<Name>();
 
@@ -39,17 +41,25 @@ export class Desired extends Map<Name, Held | null> {
     return isNew;
   }
 
+  /** @internal Whether this changed the interval that is stated with a name. */
+  _pace(name: Name, ms: number | undefined): boolean {
+    if (ms === undefined || ms === this._intervals.get(name)?.notify_interval_ms) return false;
+    this._unconfirmed.add(name);
+    return !!this._intervals.set(name, { notify_interval_ms: ms });
+  }
+
   /** @internal Whether this changed the set. */
   _drop(name: Name): boolean {
+    this._intervals.delete(name);
     if (!this.delete(name)) return false;
     this._digest._remove(name);
     this._unconfirmed.add(name);
     return true;
   }
 
-  /** @internal What a message says of the version held. */
-  _stated(name: Name): ReturnType<typeof stated> {
+  /** @internal What a message says of the version held, and of the interval. */
+  _stated(name: Name): ReturnType<typeof stated> & { notify_interval_ms?: number } {
     const held = this.get(name);
-    return held ? stated(held) : {};
+    return { ...(held && stated(held)), ...this._intervals.get(name) };
   }
 }

@@ -32,6 +32,7 @@ export interface Init {
 export interface Register extends Stated {
   readonly op: number;
   readonly object: string;
+  readonly notify_interval_ms?: number;
 }
 
 export interface Unregister {
@@ -47,6 +48,7 @@ export interface Ack extends Stated {
 
 export interface SyncObject extends Stated {
   readonly object: string;
+  readonly notify_interval_ms?: number;
 }
 
 export interface BucketSummary extends Summary {

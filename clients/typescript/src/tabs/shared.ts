@@ -172,8 +172,8 @@ export class SharedSession implements Source {
     return this.#tab.wishes;
   }
 
-  register(name: Name, version: bigint | null, epoch: number): void {
-    this.#perform(this.#tab.register(name, version, epoch));
+  register(name: Name, version: bigint | null, epoch: number, intervalMs?: number): void {
+    this.#perform(this.#tab.register(name, version, epoch, intervalMs));
   }
 
   unregister(name: Name, forget: boolean): void {
@@ -305,7 +305,7 @@ export class SharedSession implements Source {
       const session = this.#reign?.session;
       if (!session) return; // the one before ended it
       if (action.kind === "post") this.#speak(action.to, action.message);
-      else if (action.kind === "register") session.register(action.wish.name, action.wish.version, action.wish.epoch);
+      else if (action.kind === "register") session.register(action.wish.name, action.wish.version, action.wish.epoch, action.wish.intervalMs);
       else if (action.kind === "unregister") session.unregister(action.name, action.forget);
       else if (action.kind === "acknowledge") session.acknowledge(action.notification);
       else session.forget();
