@@ -150,7 +150,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   }
 
   async register(id: string, handler: Handler | null = null, options: RegisterOptions = {}): Promise<void> {
-    const { version, epoch = 0, manual = false, signal, notifyIntervalMs } = options;
+    const { version, epoch = 0, manual = false, signal } = options;
     const name = nameFromText(id);
     const held = version === undefined ? null : Number.isSafeInteger(version) || typeof version === "bigint" ? BigInt(version) : -1n;
     checkVersion(held ?? 0n, epoch);
@@ -166,7 +166,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       else this.#handlings.delete(name);
     }
     if (signal) this.#unregisterAt(signal, name);
-    source.register(name, held, epoch, notifyIntervalMs);
+    source.register(name, held, epoch, options.notifyIntervalMs);
     if (released) for (const notification of known._waiting.values()) this.#notify(notification);
   }
 

@@ -208,11 +208,10 @@ export class ClientCore {
    */
   register(nowS: number, name: Name, version: bigint | null = null, epoch = 0, ms?: number): Action[] {
     const held = version === null ? null : { version, epoch };
-    if (version !== null) checkVersion(version, epoch);
+    checkVersion(version ?? 0n, epoch);
     if (this.stopped || this._forgetting) return [];
-    const isNew = this.desired._wish(name, held);
-    this._handover._registered(name, held, !isNew);
-    return this.#wished(nowS, name, true, this.desired._pace(name, ms) || isNew);
+    this._handover._registered(name, held, this.desired.has(name));
+    return this.#wished(nowS, name, true, this.desired._wish(name, held, ms));
   }
 
   /** Wish for it no more. `forget`: the application drops what it knew; should it register again, all is told anew. */

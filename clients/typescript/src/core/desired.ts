@@ -22,44 +22,39 @@ export function stated({ version, epoch }: { version: bigint | null; epoch: numb
 export class Desired extends Map<Name, Held | null> {
   /** @internal */
   readonly _digest = new SetDigest();
-  /** @internal At most one notification in so long, of those that state it, as messages do. */
-  readonly _intervals = new Map<Name, { notify_interval_ms: number }>();
+  /** @internal At most one notification in so many milliseconds, of those that state it. */
+  readonly _intervals = new Map<Name, number>();
   /** @internal Of which the application still waits to hear that its wish took effect, the longest waiting first. */
   readonly _unconfirmed = new Set<Name>();
 
   /**
-   * @internal Whether this changed the set. Only what the application states is kept as held: to state a version is to acknowledge it, so
-   * the library must not make one up from what it happened to see in memory.
+   * @internal Whether this changed the set, or the interval. Only what the application states is kept as held: to state a version is to
+   * acknowledge it, so the library must not make one up from what it happened to see in memory.
    */
-  _wish(name: Name, held: Held | null): boolean {
+  _wish(name: Name, held: Held | null, ms = this._intervals.get(name)): boolean {
     const isNew = !this.has(name);
-    if (isNew) {
-      this._digest.add(name);
-      this._unconfirmed.add(name);
-    }
+    const changed = isNew || ms !== this._intervals.get(name);
+    if (isNew) this._digest.add(name);
+    if (changed) this._unconfirmed.add(name);
     if (isNew || held) this.set(name, held);
-    return isNew;
-  }
-
-  /** @internal Whether this changed the interval that is stated with a name. */
-  _pace(name: Name, ms: number | undefined): boolean {
-    if (ms === undefined || ms === this._intervals.get(name)?.notify_interval_ms) return false;
-    this._unconfirmed.add(name);
-    return !!this._intervals.set(name, { notify_interval_ms: ms });
+    if (ms !== undefined) this._intervals.set(name, ms);
+    return changed;
   }
 
   /** @internal Whether this changed the set. */
   _drop(name: Name): boolean {
     this._intervals.delete(name);
-    if (!this.delete(name)) return false;
-    this._digest._remove(name);
-    this._unconfirmed.add(name);
-    return true;
+    const known = this.delete(name);
+    if (known) {
+      this._digest._remove(name);
+      this._unconfirmed.add(name);
+    }
+    return known;
   }
 
   /** @internal What a message says of the version held, and of the interval. */
-  _stated(name: Name): ReturnType<typeof stated> & { notify_interval_ms?: number } {
+  _stated(name: Name): ReturnType<typeof stated> & { notify_interval_ms?: number | undefined } {
     const held = this.get(name);
-    return { ...(held && stated(held)), ...this._intervals.get(name) };
+    return { ...(held && stated(held)), notify_interval_ms: this._intervals.get(name) };
   }
 }

@@ -32,7 +32,7 @@ export interface Init {
 export interface Register extends Stated {
   readonly op: number;
   readonly object: string;
-  readonly notify_interval_ms?: number;
+  readonly notify_interval_ms?: number | undefined;
 }
 
 export interface Unregister {
@@ -48,7 +48,7 @@ export interface Ack extends Stated {
 
 export interface SyncObject extends Stated {
   readonly object: string;
-  readonly notify_interval_ms?: number;
+  readonly notify_interval_ms?: number | undefined;
 }
 
 export interface BucketSummary extends Summary {
@@ -82,7 +82,6 @@ export interface Grant {
 export interface StartAnew {
   readonly code: string;
   readonly keep: boolean;
-  readonly message: string;
   readonly nonce: string; // of the init that is refused, if it was one
 }
 
@@ -108,14 +107,14 @@ export interface SyncRequest {
   readonly buckets: readonly number[] | null;
 }
 
-/** What the server wishes of its clients. Clients hold no policy of their own: they may not be upgraded for years. */
+/**
+ * What the server wishes of its clients, as far as a client has a use for it. Clients hold no policy of their own: they may not be upgraded
+ * for years.
+ */
 export interface Config {
   readonly heartbeat_s: number;
   readonly heartbeat_smear: number;
   readonly keepalive_s: number;
-  readonly offline_s: number;
-  readonly resend_min_s: number;
-  readonly resend_max_s: number;
   readonly retry_min_s: number;
   readonly retry_max_s: number;
   readonly connect_min_s: number;
@@ -123,7 +122,6 @@ export interface Config {
   readonly quiet_s: number; // stay silent for so long from now, acknowledgements aside
   readonly operations_per_message_max: number;
   readonly message_bytes_max: number;
-  readonly registrations_max: number;
   readonly epoch: number;
 }
 
@@ -147,7 +145,6 @@ export interface ServerMessage {
   readonly token: string;
   readonly summary: Summary | null; // of the registrations that the server has
   readonly unsettled: number; // registrations on their way, and notifications not yet acknowledged
-  readonly time_ms: number;
   readonly grant: Grant | null;
   readonly start_anew: StartAnew | null;
   readonly status: readonly Status[];
@@ -211,9 +208,6 @@ const readConfig = record<Config>({
   heartbeat_s: 1200,
   heartbeat_smear: 0.2,
   keepalive_s: 50,
-  offline_s: 4800,
-  resend_min_s: 1,
-  resend_max_s: 60,
   retry_min_s: 1,
   retry_max_s: 60,
   connect_min_s: 0.5,
@@ -221,7 +215,6 @@ const readConfig = record<Config>({
   quiet_s: 0,
   operations_per_message_max: or(1000, anyWhole),
   message_bytes_max: or(1048576, anyWhole),
-  registrations_max: or(100000, anyWhole),
   epoch,
 });
 
@@ -233,9 +226,8 @@ const readServerMessage = record<ServerMessage>({
   token: "",
   summary: orNull(record<Summary>({ count, digest: digits(/^[\da-f]{32}$/) })),
   unsettled: or(0, count),
-  time_ms: or(0, anyWhole),
   grant: orNull(record<Grant>({ nonce: short, token: short })),
-  start_anew: orNull(record<StartAnew>({ code: short, keep: truth, message: "", nonce: "" })),
+  start_anew: orNull(record<StartAnew>({ code: short, keep: truth, nonce: "" })),
   status: list(record<Status>({ object: short, state: short, transient: false, code: "", message: "" })),
   notify: list(record<Notify>({ object: short, seqno: decimal, version: orNull(decimal), epoch })),
   sync_request: orNull(record<SyncRequest>({ op: or(0, whole(0, Infinity)), buckets: orNull(list(whole(0, BUCKETS - 1))) })),

@@ -5,7 +5,7 @@
  * is heard. What it owes it sends again until it is acknowledged, and over every new connection. Knows no clock but the one it is given.
  */
 
-import { type Ack, type ClientMessage, type Config, DEFAULTS, type Init } from "../core/messages.ts";
+import { type Ack, type ClientMessage, DEFAULTS, type Init } from "../core/messages.ts";
 import type { Register, Sync, SyncObject } from "../core/messages.ts";
 import { type Name, nameFromText } from "../core/model.ts";
 import { bucketOf, bucketSummaries } from "../core/buckets.ts";
@@ -16,6 +16,10 @@ const HINT_S = 60;
 const START_MS = 1_700_000_000_000;
 const UNKNOWN_CLIENT = { code: "token-invalid", keep: false };
 const SUPERSEDED = { code: "session-superseded", keep: true };
+
+/** What it wishes of its clients, and how it treats them: by default as a real service does. */
+const POLICY = { ...DEFAULTS, offline_s: 4800, resend_min_s: 1, resend_max_s: 60, registrations_max: 100_000 };
+export type Policy = typeof POLICY;
 
 /** One connection: what is said to a client goes here. */
 export interface Hearer {
@@ -58,14 +62,14 @@ interface Row {
 export class Server {
   /** Notifications that were sent, repeats included. */
   notified = 0;
-  readonly #config: Partial<Config>;
+  readonly #config: Partial<Policy>;
   readonly #now: () => number;
   #rows = new Map<string, Row>();
   #versions = new Map<string, bigint>();
   readonly #epochs = new Map<string, number>();
   #minted = 0;
 
-  constructor(config: Partial<Config>, now: () => number) {
+  constructor(config: Partial<Policy>, now: () => number) {
     this.#config = config;
     this.#now = now;
   }
@@ -97,7 +101,7 @@ export class Server {
     }
     row.granted += 1;
     const token = `${row.id}/${row.granted}`;
-    const config = { ...DEFAULTS, ...this.#config, epoch: this.epoch(row.application) };
+    const config = { ...POLICY, ...this.#config, epoch: this.epoch(row.application) };
     this.#send(from, row, token, { grant: { nonce: init.nonce, token }, config });
   }
 
@@ -168,7 +172,7 @@ export class Server {
 
   #register(row: Row, name: Name, held: Pick<Register, "version" | "epoch">): object {
     if (row.registered.has(name)) return { object: name, state: "registered" };
-    const { registrations_max } = { ...DEFAULTS, ...this.#config };
+    const { registrations_max } = { ...POLICY, ...this.#config };
     if (row.registered.size >= registrations_max) {
       const message = `At most ${registrations_max} registrations are allowed.`;
       return { object: name, state: "failed", code: "too-many-registrations", message };
@@ -221,7 +225,7 @@ export class Server {
   #tell(row: Row, owed: readonly Owed[]): void {
     if (row.session === null) return;
     this.notified += owed.length;
-    const { resend_min_s, resend_max_s } = { ...DEFAULTS, ...this.#config };
+    const { resend_min_s, resend_max_s } = { ...POLICY, ...this.#config };
     for (const one of owed) {
       one.againS = this.#now() + Math.min(resend_max_s, resend_min_s * 2 ** Math.min(one.tries, 16));
       one.tries += 1;
@@ -271,7 +275,7 @@ export class Server {
 
   #silentUntilS(row: Row, session: Session): number {
     const settled = session.toldUnsettled > 0 && row.owed.size === 0;
-    return session.saidS + (settled ? SETTLED_AFTER_S : (this.#config.keepalive_s ?? DEFAULTS.keepalive_s));
+    return session.saidS + (settled ? SETTLED_AFTER_S : (this.#config.keepalive_s ?? POLICY.keepalive_s));
   }
 
   #timeMs(): number {

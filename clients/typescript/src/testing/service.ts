@@ -7,7 +7,6 @@
 import { Channel } from "../channels/channel.ts";
 import { Client, type ClientOptions } from "../client.ts";
 import { ClientStopped, InvalidVersion, type RoskvaError } from "../core/errors.ts";
-import type { Config } from "../core/messages.ts";
 import { checkApplication, checkVersion, nameFromText } from "../core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "../errors.ts";
 import { Session } from "../session.ts";
@@ -15,7 +14,7 @@ import * as later from "../later.ts";
 import type { Change, Publisher } from "../publisher.ts";
 import { MemoryState } from "../stores/memory.ts";
 import { HandClock } from "./clock.ts";
-import { type Hearer, Server } from "./server.ts";
+import { type Hearer, type Policy, Server } from "./server.ts";
 
 void [Session, later]; // loaded here, and not when the first client starts: the clock counts turns of the event loop
 
@@ -26,8 +25,8 @@ export interface ServiceOptions {
   readonly delayS?: number;
   /** Of the chance by which messages are lost. */
   readonly seed?: number;
-  /** What the service wishes of its clients (docs/protocol.md). */
-  readonly config?: Partial<Config>;
+  /** What the service wishes of its clients, and how it treats them (docs/protocol.md). */
+  readonly config?: Partial<Policy>;
 }
 
 export type TestClientOptions = Omit<ClientOptions, "application" | "channel" | "clock" | "tabs" | "WebSocket">;
