@@ -39,6 +39,8 @@ def measure_both(options: Options) -> list[Result]:
 async def _alone(there: Crowd, options: Options) -> Result:
     async with there.generator() as generator:
         await bring(generator, there.world.clients)
+        generator.rate_per_s = RATES_PER_S[0] / FAN_OUT
+        await asyncio.sleep(min(figure6.WARM_UP_S, 3 * (options.seconds or STEP_S)))
         return await climb(there, generator, options)
 
 

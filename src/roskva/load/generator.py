@@ -26,6 +26,8 @@ from roskva.load.wheel import TICK_S
 _ARRIVING_MAX: Final = 2_000  # clients that have arrived and are not in sync: beyond, others wait
 _STEP_S: Final = 0.01
 _PUBLISH_STEP_S: Final = 0.001
+_IDLE_S: Final = 0.1
+_STOOD_STILL_S: Final = 5.0
 _TRIES_MAX: Final = 100  # to find a client in sync by chance
 _SILENT_KEEPALIVES: Final = 2.0
 
@@ -180,19 +182,21 @@ class Generator:
             self.latest[number] = version
 
     async def _publish(self) -> None:
-        due_s = time.time()
+        credit, at_s = 0.0, time.time()  # updates that were due until then and are not published
         while True:
             rate = self.rate_per_s + (self.counts.in_sync / self.update_every_s if self.update_every_s else 0.0)
             now_s = time.time()
-            if rate <= 0.0 or now_s - due_s > 5.0:  # nothing to do, or this machine stood still: not all of it at once
-                due_s = now_s
-            pause_s = self.plan.batch / rate if rate > 0.0 else 0.1
-            while rate > 0.0 and due_s <= now_s:
+            if now_s - at_s > _STOOD_STILL_S:  # this machine did: not all of it at once
+                at_s = now_s
+            while rate > 0.0 and (due_s := at_s + (self.plan.batch - credit) / rate) <= now_s:
                 objects = [number for number in (self._object() for _ in range(self.plan.batch)) if number is not None]
                 if objects:
                     self.publishing.publish(objects, int(due_s * 1e6))
-                due_s += pause_s
-            await asyncio.sleep(max(_PUBLISH_STEP_S, min(0.1, due_s - time.time())))
+                credit, at_s = 0.0, due_s
+            credit += (now_s - at_s) * rate
+            at_s = now_s
+            pause_s = (self.plan.batch - credit) / rate if rate > 0.0 else _IDLE_S
+            await asyncio.sleep(max(_PUBLISH_STEP_S, min(_IDLE_S, pause_s)))
 
     def _object(self) -> int | None:
         """An object of a client that is in sync, by chance."""
