@@ -20,7 +20,7 @@ _MORE: Final = 1.25
 _LEFT: Final = 0.25
 # New objects before the youngest are walked through, some milliseconds; how often that is until those that stayed are, too; and they,
 # until everything is.
-_THRESHOLDS: Final = (20_000, 10, 1_000)
+_THRESHOLDS: Final = (10_000, 5, 10_000)
 
 
 class Collecting:
