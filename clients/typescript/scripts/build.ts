@@ -16,7 +16,7 @@ import { build, type BuildOptions, type Metafile } from "esbuild";
 // What a Client loads at once is to be less than 12 KB; the others keep from growing unseen.
 const CORE_GZIPPED_BYTES_MAX = 12_000;
 const AT_ONCE_GZIPPED_BYTES_MAX = 11_999;
-const CLIENT_GZIPPED_BYTES_MAX = { "with tabs": 22_650, "without tabs": 17_900 };
+const CLIENT_GZIPPED_BYTES_MAX = { "with tabs": 22_700, "without tabs": 17_900 };
 const WITH_CACHE_GZIPPED_BYTES_MAX = 17_400;
 const BUNDLES: [name: string, entry: string, limit?: number][] = [
   ["roskva", "src/index.ts"],

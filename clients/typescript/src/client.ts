@@ -6,7 +6,7 @@
  */
 
 import { ClientStopped, FORGOTTEN, RoskvaError } from "./core/errors.ts";
-import { checkVersion, type Name, nameFromText } from "./core/model.ts";
+import { checkStated, type Name, nameFromText } from "./core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "./errors.ts";
 import { type ClientEvents, type ClientOptions, type Settled, settled } from "./options.ts";
 import type { Handler, Notification, RegisterOptions, Registrations, UnregisterOptions } from "./registrations.ts";
@@ -150,10 +150,10 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   }
 
   async register(id: string, handler: Handler | null = null, options: RegisterOptions = {}): Promise<void> {
-    const { version, epoch = 0, manual = false, signal } = options;
+    const { version, epoch = 0, manual = false, signal, notifyIntervalMs } = options;
     const name = nameFromText(id);
-    const held = version === undefined ? null : Number.isSafeInteger(version) || typeof version === "bigint" ? BigInt(version) : -1n;
-    checkVersion(held ?? 0n, epoch);
+    const held = Number.isSafeInteger(version) ? BigInt(version as number) : (version as bigint | undefined);
+    checkStated(held === undefined ? 0n : held, epoch, notifyIntervalMs);
     const source = await this.#running();
     signal?.throwIfAborted();
     const known = this.#handlings.get(name);
@@ -166,7 +166,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
       else this.#handlings.delete(name);
     }
     if (signal) this.#unregisterAt(signal, name);
-    source.register(name, held, epoch, options.notifyIntervalMs);
+    source.register(name, held ?? null, epoch, notifyIntervalMs);
     if (released) for (const notification of known._waiting.values()) this.#notify(notification);
   }
 

@@ -2,7 +2,7 @@
  * What a LiveCache has of each object, beside what its value is worth (freshness.ts); and what a fetch answered.
  */
 
-import { checkVersion, type Name } from "./core/model.ts";
+import { checkStated, type Name } from "./core/model.ts";
 import type { Attempt, Entry } from "./freshness.ts";
 
 /** A fetch under way. It belongs to the cache: who waits for it may give up, and it goes on. */
@@ -39,6 +39,6 @@ export function fetchedOf<V>(answer: unknown, versioned: boolean): Fetched<V> {
     throw new TypeError("fetch must answer { value, version }, since the cache is versioned");
   }
   const version = Number.isSafeInteger(answer.version) ? BigInt(answer.version as number) : (answer.version as bigint);
-  checkVersion(version, 0);
+  checkStated(version);
   return { value: answer.value as V, version };
 }

@@ -7,7 +7,7 @@
 
 import { systemClock } from "./clock.ts";
 import { ClientStopped, InvalidVersion, RoskvaError } from "./core/errors.ts";
-import { checkApplication, checkDevice, checkVersion, nameFromText } from "./core/model.ts";
+import { checkApplication, checkDevice, checkStated, nameFromText } from "./core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "./errors.ts";
 
 const BATCH_MAX = 1_000; // updates in one request
@@ -171,7 +171,7 @@ function updateOf([id, version, source]: Change): Update {
     throw new InvalidVersion(version);
   }
   const exact = BigInt(version);
-  checkVersion(exact, 0);
+  checkStated(exact);
   return { object, version: String(exact), ...(source === undefined ? {} : { source: checkDevice(source) }) };
 }
 

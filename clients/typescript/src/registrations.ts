@@ -16,7 +16,10 @@ export interface RegisterOptions {
   /** What the application holds already and keeps over a restart, as a notification told it: nothing is sent for it or older ones. */
   readonly version?: bigint | number;
   readonly epoch?: number;
-  /** Be told at most once in so long, of the latest version then. 0 ends it; without it what an earlier call or start stated stays. */
+  /**
+   * Be told at most once in so long, of the latest version then: a whole number up to 3,600,000. 0 ends it; without it what an earlier call
+   * or start stated stays.
+   */
   readonly notifyIntervalMs?: number;
   /** The handler is called at once, whatever it is still doing, and its return acknowledges nothing: `acknowledge` does. */
   readonly manual?: boolean;

@@ -446,12 +446,37 @@ test("bad input is refused by name", async () => {
   await assert.rejects(client.register(""), InvalidName);
   for (const version of [-1, 1.5, 2 ** 53 + 4, 2 ** 64, -1n]) await assert.rejects(client.register("a", null, { version }), InvalidVersion);
   await assert.rejects(client.register("a", null, { version: 1, epoch: -1 }), InvalidVersion);
+  for (const [version, said] of [["7", /^"7" is not a version/], [null, /^null is not a version/]] as const) {
+    await assert.rejects(client.register("a", null, { version: version as unknown as bigint }), { code: "invalid-version", message: said });
+  }
   await client.register("a", () => {});
   await assert.rejects(client.register("a", () => {}), InvalidSetting);
   assert.throws(() => new Client("ftp://here", { application: "shop" }), InvalidSetting);
   assert.throws(() => new Client("nowhere", { application: "shop" }), InvalidSetting);
   assert.throws(() => new Client("http://x", { application: "SHOP" }), RoskvaError);
   assert.throws(() => new Client("http://x", { application: "shop", channel: "pigeon" as "auto" }), InvalidSetting);
+  await service.close();
+});
+
+test("an interval that the service would not take is refused before anything is done", async () => {
+  const service = new Service();
+  const client = service.client("shop");
+  let started = false;
+  client.addEventListener("reissue", () => (started = true));
+  for (const wrong of [1.5, -1, 3_600_001, NaN, Infinity, true, null, "500", [500], 500n]) {
+    const refused = client.register("a", () => {}, { notifyIntervalMs: wrong as number });
+    await assert.rejects(refused, (error) => {
+      assert.ok(error instanceof InvalidSetting);
+      const given = typeof wrong === "string" ? JSON.stringify(wrong) : String(wrong);
+      assert.equal(error.message, `notifyIntervalMs: ${given} is not a whole number from 0 to 3600000.`);
+      return true;
+    });
+  }
+  await assert.rejects(client.register("a", null, { notifyIntervalMs: "9".repeat(1_000) as unknown as number }), ({ message }) => message.length < 200);
+  assert.equal(started, false);
+  for (const notifyIntervalMs of [0, 1, 3_600_000]) await client.register("a", null, { notifyIntervalMs });
+  await client.register("b", null);
+  assert.deepEqual([client.registrations(), started], [["a", "b"], true]);
   await service.close();
 });
 

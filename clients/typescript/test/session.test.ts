@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ClientCore } from "../src/core/index.ts";
-import { ClientStopped, InvalidApplication, InvalidDevice, InvalidVersion } from "../src/core/errors.ts";
+import { ClientStopped, InvalidApplication, InvalidDevice, InvalidSetting, InvalidVersion } from "../src/core/errors.ts";
 import { connectPauseS } from "../src/core/connecting.ts";
 import { nameFromText } from "../src/core/model.ts";
 import { encodeState } from "../src/core/state.ts";
@@ -361,5 +361,8 @@ test("bad arguments are refused at once, by name", () => {
     assert.throws(() => core.register(0, nameFromText("a"), version, epoch), InvalidVersion);
   }
   assert.throws(() => core.register(0, nameFromText("a"), 7 as unknown as bigint), InvalidVersion);
+  for (const wrong of [1.5, -1, 3_600_001, NaN, true, null, "500"]) {
+    assert.throws(() => core.register(0, nameFromText("a"), null, 0, wrong as number), InvalidSetting);
+  }
   assert.equal(core.desired.size, 0);
 });

@@ -54,8 +54,8 @@ class Page {
     this.#do(id, this.#tab(id).heard(this.nowS, this.#word));
   }
 
-  register(id: string, object: string, version: bigint | null = null): void {
-    this.#do(id, this.#tab(id).register(nameFromText(object), version, 0));
+  register(id: string, object: string, version: bigint | null = null, intervalMs?: number): void {
+    this.#do(id, this.#tab(id).register(nameFromText(object), version, 0, intervalMs));
   }
 
   unregister(id: string, object: string, forget = false): void {
@@ -114,7 +114,7 @@ class Page {
   #carryOut(actions: ReturnType<Hub["said"]>): void {
     for (const action of actions) {
       if (action.kind === "post") this.#hear(action.to, action.message);
-      else if (action.kind === "register") this.session.push(`register ${action.wish.name} ${action.wish.version ?? "-"}`);
+      else if (action.kind === "register") this.session.push(`register ${wished(action.wish)}`);
       else if (action.kind === "unregister") this.session.push(`unregister ${action.name}`);
       else if (action.kind === "acknowledge") this.session.push(`ack ${action.notification.name}=${action.notification.version ?? "?"}`);
       else this.session.push("forget");
@@ -126,6 +126,8 @@ class Page {
     if (tab) this.#do(id, tab.heard(this.nowS, message));
   }
 }
+
+const wished = ({ name, version, intervalMs }: Wish): string => `${name} ${version ?? "-"}${intervalMs === undefined ? "" : ` ${intervalMs} ms`}`;
 
 function page(...ids: string[]): Page {
   const page = new Page();
@@ -154,6 +156,47 @@ test("an object that two tabs register is registered once, and unregistered when
   assert.deepEqual(both.taken(both.session), []);
   both.close("B");
   assert.deepEqual(both.taken(both.session), ["unregister x", "unregister y"]);
+});
+
+test("another interval is told to the service, and is a tab's when that is confirmed; without one what was stated stays", () => {
+  const alone = page("A");
+  const confirmed = (): boolean => alone.tabs.get("A")?.confirmed(alone.nowS) ?? false;
+  alone.register("A", "x", 7n, 500);
+  alone.confirm("x");
+  assert.deepEqual(alone.taken(alone.session), ["register x 7 500 ms"]);
+  alone.register("A", "x");
+  alone.register("A", "x", null, 500);
+  assert.deepEqual([alone.taken(alone.session), confirmed()], [[], true]);
+  for (const intervalMs of [1_000, 0]) {
+    alone.register("A", "x", 8n, intervalMs);
+    assert.deepEqual([alone.taken(alone.session), confirmed()], [[`register x - ${intervalMs} ms`], false]);
+    alone.confirm("x");
+    assert.equal(confirmed(), true);
+  }
+  alone.register("A", "x", null, 250);
+  alone.register("A", "x");
+  alone.taken(alone.session);
+  alone.lead();
+  assert.deepEqual(alone.taken(alone.session), ["register x 8 250 ms"]); // the next leader is told what holds
+  alone.unregister("A", "x");
+  alone.register("A", "x");
+  assert.deepEqual(alone.taken(alone.session), ["unregister x", "register x -"]);
+});
+
+test("of several tabs the last to state another interval counts, with what the first one holds; the others go on as before", () => {
+  const both = page("A", "B");
+  both.register("A", "x", 3n);
+  both.confirm("x");
+  both.register("B", "x", 9n, 500);
+  assert.deepEqual(both.taken(both.session), ["register x 3", "register x - 500 ms"]);
+  assert.equal(both.tabs.get("A")?.confirmed(both.nowS), true);
+  assert.equal(both.tabs.get("B")?.confirmed(both.nowS), false);
+  both.confirm("x");
+  assert.equal(both.tabs.get("B")?.confirmed(both.nowS), true);
+  both.register("A", "x", null, 500);
+  assert.deepEqual([both.taken(both.session), both.tabs.get("A")?.confirmed(both.nowS)], [[], true]); // it is so already
+  both.register("A", "x", null, 800);
+  assert.deepEqual(both.taken(both.session), ["register x - 800 ms"]);
 });
 
 test("a notification goes to every tab that registered, and is acknowledged when each has acknowledged", () => {
@@ -560,7 +603,7 @@ class FakeSocket {
       return this.say({ credential: { wanted: true, code: "credential-refused", message: "Not so." } });
     }
     if (credential) this.say({ credential: {} });
-    for (const { object } of register) backend.said.push(`register ${object}`);
+    for (const { object, notify_interval_ms: ms } of register) backend.said.push(`register ${object}${ms === undefined ? "" : ` ${ms} ms`}`);
     for (const { object } of unregister) backend.said.push(`unregister ${object}`);
     backend.acks.push(...acks.map((ack: { object: string; version?: string }) => `${ack.object}=${ack.version ?? "?"}`));
     backend.summary = summary;
@@ -612,6 +655,24 @@ test("the shell: two tabs, one connection; when the leader closes the other goes
   assert.deepEqual([shown, backend.acks[0]], [[], "x=5"]);
   assert.equal(second.toldUntil("x") === null, false);
   await second.close();
+});
+
+test("the shell: another interval reaches the service, from the tab that leads and from another", async (t) => {
+  backend = new Backend();
+  const state = new MemoryState();
+  const open = (): Client => new Client("http://x", { application: `paced-${process.pid}`, state, tabs: true, WebSocket: FakeSocket });
+  const [first, second] = [open(), open()];
+  t.after(() => Promise.all([first.close(), second.close()]));
+  await first.register("x", null, { notifyIntervalMs: 500 });
+  await first.synced(5_000);
+  await first.register("x");
+  await first.register("x", null, { notifyIntervalMs: 1_000 });
+  await first.synced(5_000);
+  await second.register("x", null, { notifyIntervalMs: 1_000 });
+  await second.synced(5_000);
+  await second.register("x", null, { notifyIntervalMs: 0 });
+  await second.synced(5_000);
+  assert.deepEqual(backend.said, ["register x 500 ms", "register x 1000 ms", "register x 0 ms"]);
 });
 
 test("the shell: a tab that is closed is not waited for, and one that signs out ends them all", async () => {

@@ -40,7 +40,7 @@ import { Handshake } from "./handshake.ts";
 import { withinReason } from "./limits.ts";
 import * as messages from "./messages.ts";
 import type { ClientMessage, Config, ServerMessage, Status, Summary } from "./messages.ts";
-import { checkApplication, checkDevice, checkVersion, type Name, nameFromText, NOBODY } from "./model.ts";
+import { checkApplication, checkDevice, checkStated, type Name, nameFromText, NOBODY } from "./model.ts";
 import { Operations } from "./operations.ts";
 import { Outbox } from "./outbox.ts";
 import type { Rest } from "./rest.ts";
@@ -74,7 +74,7 @@ export class ClientCore {
   /** Who the user is. */
   credential: Credential | null;
   /** What `init` says of this library and its channel. */
-  info: ClientMessage["info"] = undefined;
+  info: ClientMessage["info"];
   /** @internal */
   _rest: Rest | null = null;
   /** @internal */
@@ -208,7 +208,7 @@ export class ClientCore {
    */
   register(nowS: number, name: Name, version: bigint | null = null, epoch = 0, ms?: number): Action[] {
     const held = version === null ? null : { version, epoch };
-    checkVersion(version ?? 0n, epoch);
+    checkStated(version ?? 0n, epoch, ms);
     if (this.stopped || this._forgetting) return [];
     this._handover._registered(name, held, this.desired.has(name));
     return this.#wished(nowS, name, true, this.desired._wish(name, held, ms));

@@ -14,6 +14,8 @@
  * `code` is stable, the same as everywhere else (docs/errors.md). What the service reports under a code of its own is a RoskvaError.
  */
 
+import { shown } from "./shown.ts";
+
 export class RoskvaError extends Error {
   readonly code: string;
 
@@ -79,10 +81,4 @@ export class ClientStopped extends RoskvaError {
   constructor(what: string) {
     super("client-stopped", `${what} Start a new client; give each running client a state of its own.`);
   }
-}
-
-/** At most 80 characters of what was given, so that no message grows with its input. */
-function shown(value: unknown): string {
-  const text = typeof value === "string" ? JSON.stringify(value) : String(value);
-  return text.length <= 80 ? text : `${text.slice(0, 77)}...`;
 }

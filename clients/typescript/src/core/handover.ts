@@ -194,6 +194,6 @@ export class Handover {
   }
 }
 
-export function ackOf({ name, seqno, version, epoch }: Notification): Ack {
-  return { object: name, seqno: String(seqno), ...stated({ version, epoch }) };
+export function ackOf(notification: Notification): Ack {
+  return { object: notification.name, seqno: String(notification.seqno), ...stated(notification) };
 }

@@ -33,8 +33,7 @@ export class Handshake {
 
   _init(nowS: number, config: Config, dice: number): Init {
     this._nonce = this.#newNonce();
-    this._dueS = nowS + pauseS(config, this._attempts, dice);
-    this._attempts += 1;
+    this._dueS = nowS + pauseS(config, this._attempts++, dice);
     const init = { nonce: this._nonce, application: this._application, device: this._device };
     return this._prior ? { ...init, prior: this._prior } : init;
   }

@@ -7,6 +7,7 @@
  */
 
 import { MalformedMessage } from "./errors.ts";
+import { isWhole } from "./model.ts";
 import { BUCKETS, EPOCH_MAX } from "./settings.ts";
 
 
@@ -170,8 +171,7 @@ const is = <T>(wanted: string, fits: (value: T) => boolean): Read<T> => (value, 
 const text = (max: number): Read<string> =>
   is("a short text", (value) => typeof value === "string" && (value.length <= max || [...value].length <= max));
 const digits = (pattern: RegExp): Read<string> => is("digits", (value) => typeof value === "string" && pattern.test(value));
-const whole = (min: number, max: number): Read<number> =>
-  is("a whole number in range", (value) => Number.isInteger(value) && value >= min && value <= max);
+const whole = (max: number): Read<number> => is("a whole number in range", (value) => isWhole(value, max));
 const truth: Read<boolean> = is("true or false", (value) => typeof value === "boolean");
 const array = is<unknown[]>("a list", Array.isArray);
 const object = is<Record<string, unknown>>("an object", (value) => !!value && typeof value === "object" && !Array.isArray(value));
@@ -199,9 +199,9 @@ export const record = <T extends object>(fields: { readonly [K in keyof T]: Fiel
   return found as T;
 };
 
-const count = whole(0, 2 ** 32);
-const epoch = or(0, whole(0, EPOCH_MAX));
-export const anyWhole = whole(-Infinity, Infinity);
+const count = whole(2 ** 32);
+const epoch = or(0, whole(EPOCH_MAX));
+export const anyWhole = is<number>("a whole number", Number.isInteger);
 const decimal = digits(/^(0|[1-9]\d{0,18})$/);
 
 const readConfig = record<Config>({
@@ -230,7 +230,7 @@ const readServerMessage = record<ServerMessage>({
   start_anew: orNull(record<StartAnew>({ code: short, keep: truth, nonce: "" })),
   status: list(record<Status>({ object: short, state: short, transient: false, code: "", message: "" })),
   notify: list(record<Notify>({ object: short, seqno: decimal, version: orNull(decimal), epoch })),
-  sync_request: orNull(record<SyncRequest>({ op: or(0, whole(0, Infinity)), buckets: orNull(list(whole(0, BUCKETS - 1))) })),
+  sync_request: orNull(record<SyncRequest>({ op: or(0, whole(Infinity)), buckets: orNull(list(whole(BUCKETS - 1))) })),
   config: orNull(readConfig),
   error: orNull(record<ErrorReport>({ code: short, message: text(Infinity), transient: false, retry_after_s: 0 })),
   credential: orNull(record<CredentialState>({ wanted: false, good_s: 0, code: "", message: "" })),

@@ -5,10 +5,10 @@
  * two names are the same bytes exactly if these texts are the same. The type `Name` can only be had from functions that make this form.
  */
 
-import { InvalidApplication, InvalidDevice, InvalidName, InvalidVersion } from "./errors.ts";
-import { DEVICE_BYTES_MAX, EPOCH_MAX, NAME_BYTES_MAX } from "./settings.ts";
+import { InvalidApplication, InvalidDevice, InvalidName, InvalidSetting, InvalidVersion } from "./errors.ts";
+import { DEVICE_BYTES_MAX, EPOCH_MAX, NAME_BYTES_MAX, NOTIFY_INTERVAL_MS_MAX } from "./settings.ts";
+import { shown } from "./shown.ts";
 
-export const VERSION_MAX = 2n ** 63n - 1n;
 const BASE64_MARK = "base64:";
 // What Python's str.isprintable refuses; the ordinary space is printable.
 const NOT_PRINTABLE = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
@@ -75,11 +75,16 @@ export type Key = bigint;
 export const keyOf = ({ epoch, version }: { epoch: number; version: bigint | null }): Key => (BigInt(epoch) << 64n) + (version ?? -1n);
 export const NOTHING_YET = keyOf({ epoch: -1, version: null });
 
-/** A version that the application holds, with its epoch. */
-export function checkVersion(version: bigint, epoch: number): void {
-  if (typeof version !== "bigint" || version < 0n || version > VERSION_MAX) throw new InvalidVersion(version);
-  if (!Number.isInteger(epoch) || epoch < 0 || epoch > EPOCH_MAX) throw new InvalidVersion(`${version} of epoch ${epoch}`);
+/** What the application states of an object: the version that it holds, with its epoch, and at most how often it wishes to be told. */
+export function checkStated(version: bigint, epoch = 0, intervalMs = 0): void {
+  if (typeof version !== "bigint" || version >> 63n /* negative, or too large */) throw new InvalidVersion(version);
+  if (!isWhole(epoch, EPOCH_MAX)) throw new InvalidVersion(`${version} of epoch ${epoch}`);
+  if (!isWhole(intervalMs, NOTIFY_INTERVAL_MS_MAX)) {
+    throw new InvalidSetting(`notifyIntervalMs: ${shown(intervalMs)} is not a whole number from 0 to ${NOTIFY_INTERVAL_MS_MAX}.`);
+  }
 }
+
+export const isWhole = (value: number, max: number): boolean => Number.isInteger(value) && value >= 0 && value <= max;
 
 export function checkApplication(application: string): string {
   if (!/^[a-z0-9][a-z0-9._-]{0,63}$/.test(application)) throw new InvalidApplication(application);

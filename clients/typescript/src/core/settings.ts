@@ -14,6 +14,7 @@ export const HINT_INTERVAL_S = 60;
 export const BUCKETS = 256;
 export const FULL_SYNC_MAX = 256; // up to so many registrations a sync sends all of them
 export const EPOCH_MAX = 2 ** 32 - 1;
+export const NOTIFY_INTERVAL_MS_MAX = 3_600_000;
 export const NAME_BYTES_MAX = 128;
 export const DEVICE_BYTES_MAX = 128;
 export const STATE_FORMAT = 1;

@@ -47,6 +47,7 @@ interface Shared extends Known {
   readonly tabs: Set<string>;
   readonly pending: Map<boolean, Pending>; // at most one unknown (true) and one version (false)
   confirmed: boolean;
+  intervalMs: number | undefined; // that the session was told
 }
 
 /** Nobody wishes for it any more. */
@@ -134,6 +135,12 @@ export class Hub {
     const isNew = !object.tabs.has(tab);
     object.tabs.add(tab);
     if (isNew) this.#catchUp(tab, wish, held, object);
+    const { intervalMs = object.intervalMs } = wish;
+    if (intervalMs !== object.intervalMs) {
+      object.intervalMs = intervalMs;
+      object.confirmed = false; // the session says when it is
+      this.#actions.push({ kind: "register", wish: { ...wish, version: null } }); // what this tab holds the others may not have
+    }
     if (keyOf(held) > keyOf(object.highest)) object.highest = held;
     for (const { delivery, waiting } of isNew ? object.pending.values() : []) {
       waiting.add(tab);
@@ -146,8 +153,8 @@ export class Hub {
   #entered(tab: string, wish: Wish): Shared {
     const left = this.#left.get(wish.name);
     this.#left.delete(wish.name);
-    const known = left ?? { highest: NOTHING_YET, unknown: !this.#leftAreAll };
-    const object: Shared = { tabs: new Set(), pending: new Map(), confirmed: false, highest: known.highest, unknown: known.unknown };
+    const { highest, unknown } = left ?? { highest: NOTHING_YET, unknown: !this.#leftAreAll };
+    const object: Shared = { tabs: new Set(), pending: new Map(), confirmed: false, highest, unknown, intervalMs: wish.intervalMs };
     if (left?.last === tab) object.tabs.add(tab); // nothing came since
     this.#objects.set(wish.name, object);
     this.#actions.push({ kind: "register", wish });

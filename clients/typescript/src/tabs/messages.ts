@@ -16,7 +16,7 @@ export interface Wish {
   readonly name: Name;
   readonly version: bigint | null;
   readonly epoch: number;
-  /** Of tabs that wish for the same object, the first one's counts. */
+  /** Of tabs that wish for the same object, the last one to state another counts; those that state none leave it. */
   readonly intervalMs?: number | undefined;
   /** The leader before this one had confirmed it to this tab: whatever came until then was delivered. */
   readonly told: boolean;

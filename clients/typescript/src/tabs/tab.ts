@@ -65,13 +65,14 @@ export class Tab {
     return this.now(nowS)?.follows ? nowS : this.#followedS;
   }
 
-  register(name: Name, version: bigint | null, epoch: number, intervalMs?: number): TabAction[] {
+  register(name: Name, version: bigint | null, epoch: number, statedMs?: number): TabAction[] {
     const known = this.wishes.get(name);
+    const intervalMs = statedMs ?? known?.intervalMs;
     this.#handover._registered(name, version === null ? null : { version, epoch }, known !== undefined);
     const held = version === null && known ? known : { version, epoch };
     const wish = { name, version: held.version, epoch: held.epoch, intervalMs, told: false };
     this.wishes.set(name, wish);
-    if (known) return this.#unconfirmed.has(name) ? [] : [{ kind: "statusChanged", name, registered: true }];
+    if (known && known.intervalMs === intervalMs) return this.#unconfirmed.has(name) ? [] : [{ kind: "statusChanged", name, registered: true }];
     this.#unconfirmed.add(name);
     return [this.#say({ kind: "register", wish }), { kind: "changed" }];
   }

@@ -7,7 +7,7 @@
 import { Channel } from "../channels/channel.ts";
 import { Client, type ClientOptions } from "../client.ts";
 import { ClientStopped, InvalidVersion, type RoskvaError } from "../core/errors.ts";
-import { checkApplication, checkVersion, nameFromText } from "../core/model.ts";
+import { checkApplication, checkStated, nameFromText } from "../core/model.ts";
 import { InvalidSetting, ServiceUnreachable } from "../errors.ts";
 import { Session } from "../session.ts";
 import * as later from "../later.ts";
@@ -174,7 +174,7 @@ export class Service {
     if (!this.#carrier.running) throw new ServiceUnreachable("The service of this test is stopped.");
     const exact = /^\d{1,19}$/.test(String(version)) ? BigInt(version) : -1n;
     if (exact < 0n || (typeof version === "number" && !Number.isSafeInteger(version))) throw new InvalidVersion(version);
-    checkVersion(exact, 0);
+    checkStated(exact);
     this.#carrier.server.publish(checkApplication(application), nameFromText(id), exact, source);
     this.#setTick();
   }
