@@ -223,15 +223,15 @@ async def test_a_user_that_is_revoked_while_it_comes_in(town: Town, monkeypatch:
         eve = await town.adversary()
         credential = town.shop.credential("eve")
         token = (await eve.ask(init=INIT, credential=credential))["grant"]["token"]
-        get, registrar = town.gateway.registrar.rows.get, town.gateway.registrar
+        look, registrar = town.gateway.registrar.rows.look, town.gateway.registrar
 
-        async def slow(client: ClientId, fresh: bool = False) -> ClientRow:
+        async def slow(client: ClientId) -> ClientRow:
             if "eve" not in str(town.gateway.applications["shop"].revoked_users):
                 town.write(revoked_users=[f"eve@{int(time.time()) + 1}"])
                 await town.gateway.reloading.look()
-            return await get(client, fresh)
+            return await look(client)
 
-        monkeypatch.setattr(registrar.rows, "get", slow)
+        monkeypatch.setattr(registrar.rows, "look", slow)
         answer = await eve.ask(token=token, register=[{"op": 1, "object": "inbox:eve"}])
         assert answer["start_anew"] == {"code": "token-elsewhere", "keep": True}
         assert await eve.wanted(init=INIT | {"nonce": "again", "prior": token}, credential=credential) == "credential-refused"
