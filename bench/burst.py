@@ -160,7 +160,7 @@ async def _burst(service: Service, updates: int) -> dict[str, Any]:
     try:
         while True:
             await asyncio.sleep(_LOOK_S)
-            lag = await asyncio.to_thread(_lag, service, UPDATES)
+            lag = await asyncio.to_thread(service.lag, UPDATES)
             backlog.append({"s": round(time.monotonic() - began_s, 2), "updates": lag})
             if ended is None and publishing.returncode is not None:
                 assert publishing.stdout is not None
@@ -196,7 +196,7 @@ async def _hot(service: Service, registered: int) -> dict[str, Any]:
             before = await asyncio.to_thread(_told, service)
             began_s = time.monotonic()
             publishers.publish(1, time.time())
-            while await asyncio.to_thread(_told, service) - before < registered or await asyncio.to_thread(_lag, service, FAN_OUTS) > 0:
+            while await asyncio.to_thread(_told, service) - before < registered or await asyncio.to_thread(service.lag, FAN_OUTS) > 0:
                 if time.monotonic() - began_s > _WORKED_OFF_S:
                     raise BenchFailed(f"The crowded object's clients were not all told within {_WORKED_OFF_S:g} s.")
                 await asyncio.sleep(_LOOK_S)
@@ -207,10 +207,6 @@ async def _hot(service: Service, registered: int) -> dict[str, Any]:
         "seconds_per_publish": [{"s": one} for one in took_s],
         "rows_per_s": round(registered * len(took_s) / max(0.001, sum(took_s)), 1),
     }
-
-
-def _lag(service: Service, topic: str) -> int:
-    return sum(service.status()["pipeline"]["lag"].get(topic, {}).values())
 
 
 def _told(service: Service) -> int:

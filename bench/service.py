@@ -80,6 +80,10 @@ class Service:
         answer: dict[str, Any] = json.loads(self.get("/v1/status"))
         return answer
 
+    def lag(self, topic: str) -> int:
+        """Records of a topic that the pipeline has not committed yet."""
+        return sum(self.status()["pipeline"]["lag"].get(topic, {}).values())
+
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics, by its name with labels, summed over the gateways."""
         return summed_samples(self.get("/metrics").decode())

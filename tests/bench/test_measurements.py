@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     """One for all: to start it takes longer than to measure it."""
-    with running() as started:
+    with running({"batch_rest_ms": "100"}) as started:  # so that every short window has batches
         yield started
     assert accounting.processes(started.run) == {}
     assert not started.data.exists()

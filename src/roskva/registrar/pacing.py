@@ -26,6 +26,7 @@ from roskva.probes import reached
 from roskva.registrar.sessions import Counters, Outstanding, Session
 
 _TOGETHER_S: Final = 0.005  # intervals that end within so long end together: one turn of the loop, one message for each client
+TOLD_PER_TURN: Final = 500  # intervals that end together: those beyond end in the next turns, and apart from them ever after
 _ENDED_KEPT_MIN: Final = 1_000  # of ended sessions, in the heap, before it is made anew
 
 
@@ -133,9 +134,9 @@ class Pacing:
         interval.stored = interval.hinted = False
 
     def due(self, now_s: float) -> list[Interval]:
-        """Intervals that are over and held something back. Each of them is now to be sent, or ended."""
+        """Intervals that are over and held something back, so many as a turn of the loop tells. Each is now to be sent, or ended."""
         found: list[Interval] = []
-        while self._heap and self._heap[0][0] <= now_s:
+        while self._heap and self._heap[0][0] <= now_s and len(found) < TOLD_PER_TURN:
             _, interval = heapq.heappop(self._heap)
             interval.queued = False
             if interval.ended:
