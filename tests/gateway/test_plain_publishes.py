@@ -186,7 +186,7 @@ async def test_who_never_reads_its_answers_is_not_read_either(line: Line, plain:
         await asyncio.sleep(0.02)
         largest = max(largest, *(one.transport.get_write_buffer_size() for one in answering if one.transport is not None))
     sending.cancel()
-    line.writer.transport.abort()  # type: ignore[attr-defined]
+    line.writer.transport.abort()
     count = len(plain)
     assert 0 < count < 20
     assert largest < 8_000_000
