@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -174,6 +174,13 @@ async def _burst(service: Service, updates: int) -> dict[str, Any]:
         if publishing.returncode is None:
             publishing.kill()
             await publishing.wait()
+    return burst_figures(updates, ended, ended_s, backlog)
+
+
+def burst_figures(updates: int, ended: Mapping[str, float], ended_s: float, backlog: list[dict[str, float]]) -> dict[str, Any]:
+    """Only what was accepted is worked off; a burst of which a part was refused is not the one that was to be measured."""
+    if ended["refused"]:
+        raise BenchFailed(f"{ended['refused']:,.0f} of {updates:,} updates of the burst were refused.")
     whole_s = backlog[-1]["s"]
     return {
         "updates": updates,
@@ -182,7 +189,7 @@ async def _burst(service: Service, updates: int) -> dict[str, Any]:
         "published_in_s": ended_s,
         "largest_backlog": max(one["updates"] for one in backlog),
         "worked_off_in_s": whole_s,
-        "worked_off_per_s": round(updates / whole_s, 1),
+        "worked_off_per_s": round(ended["accepted"] / whole_s, 1),
         "backlog": backlog,
     }
 

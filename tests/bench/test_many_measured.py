@@ -107,6 +107,10 @@ def test_what_is_relative_is_so_to_the_first() -> None:
     assert relative([{"x": 0.0}, {"x": 6.0}], "x") == [0.0, 6.0]
 
 
+def test_fewer_arrive_while_the_crowd_is_small() -> None:
+    assert figure6._arriving(figure6.WINDOW_S) * figure6._ARRIVING_PART == 216_600  # as docs/performance.md says, roughly
+
+
 def test_the_windows_are_those_of_the_paper() -> None:
     assert [round(part * figure6.CLIENTS) for part in figure6.PARTS] == [100_000, 200_000, 400_000, 700_000, 1_000_000]
     assert figure7.RATES_PER_S[0] == 1_000

@@ -128,6 +128,12 @@ def test_publish_runs_from_the_command_line_on_a_gateway_alone(tmp_path: Path, c
     assert (tmp_path / "publish.svg").exists()
 
 
+def test_several_gateways_are_counted_by_what_they_say_and_their_stamps_are_added_up() -> None:
+    with running({"gateways": "2"}, pipeline=False) as two:
+        assert two.parts == "2 gateways only"
+        assert stamped._read(two).gateways == 2
+
+
 @pytest.mark.spark
 def test_figures_8_and_9_are_of_the_services_own_stamps(service: Service, tmp_path: Path) -> None:
     options = Options(seconds=2.0, clients=40, rate=50.0)
