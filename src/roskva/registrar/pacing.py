@@ -80,11 +80,13 @@ class Pacing:
         return True
 
     def leaves_out(self, session: Session, key: ObjectKey, seqno: int, version: int, now_s: float) -> bool:
-        """The same for the fast path, which says nothing within an interval: not an earlier version either, that comes late."""
+        """The same for the fast path, which says nothing within an interval: no earlier version that comes late, and nothing for a
+        registration that was made anew, of which its index has not heard (seed 2149).
+        """
         if self.holds(session, key, seqno, version, now_s, stored=False):
             return True
         interval = session.intervals.get(key) if session.intervals else None
-        return interval is not None and interval.seqno == seqno and now_s < interval.until_s
+        return interval is not None and interval.seqno >= seqno and now_s < interval.until_s
 
     def sent(self, session: Session, entry: Outstanding, now_s: float) -> bool:
         """This goes out now. Answers whether something that it takes the place of is stored, so that its answer must be written."""
