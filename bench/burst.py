@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -160,7 +160,7 @@ async def _burst(service: Service, updates: int) -> dict[str, Any]:
     try:
         while True:
             await asyncio.sleep(_LOOK_S)
-            lag = await asyncio.to_thread(_lag, service, UPDATES)
+            lag = await asyncio.to_thread(service.lag, UPDATES)
             backlog.append({"s": round(time.monotonic() - began_s, 2), "updates": lag})
             if ended is None and publishing.returncode is not None:
                 assert publishing.stdout is not None
@@ -174,6 +174,13 @@ async def _burst(service: Service, updates: int) -> dict[str, Any]:
         if publishing.returncode is None:
             publishing.kill()
             await publishing.wait()
+    return burst_figures(updates, ended, ended_s, backlog)
+
+
+def burst_figures(updates: int, ended: Mapping[str, float], ended_s: float, backlog: list[dict[str, float]]) -> dict[str, Any]:
+    """Only what was accepted is worked off; a burst of which a part was refused is not the one that was to be measured."""
+    if ended["refused"]:
+        raise BenchFailed(f"{ended['refused']:,.0f} of {updates:,} updates of the burst were refused.")
     whole_s = backlog[-1]["s"]
     return {
         "updates": updates,
@@ -182,7 +189,7 @@ async def _burst(service: Service, updates: int) -> dict[str, Any]:
         "published_in_s": ended_s,
         "largest_backlog": max(one["updates"] for one in backlog),
         "worked_off_in_s": whole_s,
-        "worked_off_per_s": round(updates / whole_s, 1),
+        "worked_off_per_s": round(ended["accepted"] / whole_s, 1),
         "backlog": backlog,
     }
 
@@ -196,7 +203,7 @@ async def _hot(service: Service, registered: int) -> dict[str, Any]:
             before = await asyncio.to_thread(_told, service)
             began_s = time.monotonic()
             publishers.publish(1, time.time())
-            while await asyncio.to_thread(_told, service) - before < registered or await asyncio.to_thread(_lag, service, FAN_OUTS) > 0:
+            while await asyncio.to_thread(_told, service) - before < registered or await asyncio.to_thread(service.lag, FAN_OUTS) > 0:
                 if time.monotonic() - began_s > _WORKED_OFF_S:
                     raise BenchFailed(f"The crowded object's clients were not all told within {_WORKED_OFF_S:g} s.")
                 await asyncio.sleep(_LOOK_S)
@@ -207,10 +214,6 @@ async def _hot(service: Service, registered: int) -> dict[str, Any]:
         "seconds_per_publish": [{"s": one} for one in took_s],
         "rows_per_s": round(registered * len(took_s) / max(0.001, sum(took_s)), 1),
     }
-
-
-def _lag(service: Service, topic: str) -> int:
-    return sum(service.status()["pipeline"]["lag"].get(topic, {}).values())
 
 
 def _told(service: Service) -> int:

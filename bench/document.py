@@ -30,7 +30,7 @@ def _rows(document: Mapping[str, Any]) -> Iterator[str]:
     others = _others(document)
     for aim in document["aims"]:
         sign = ">=" if aim["larger_is_better"] else "<="
-        word = "met" if aim["met"] else "**missed**"
+        word = "met" if aim["met"] else "**missed**" if aim.get("kept_up", True) else "**missed**: did not keep up"
         measured, hoped = (_number(aim[which], aim["unit"]) for which in ("measured", "aim"))
         yield f"| `{document['name']}` | {aim['what']} | {measured} | {sign} {hoped} | {word} | {when} | {others} |"
 

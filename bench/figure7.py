@@ -66,7 +66,8 @@ async def climb(there: Crowd, generator: Generator, options: Options) -> Result:
         )
         if step["p99_ms"] > 5 * P99_LIMIT_MS:
             break  # what follows would only queue up
-    complete = await generator.drained(_DRAIN_S)
+    if not (complete := await generator.drained(_DRAIN_S)):
+        say(generator.lacking)
     highest = max((step["notified_per_s"] for step in steps if step["held"]), default=0.0)
     grown = {name: relative(steps, name) for name in ("cpu_percent", "p50_ms", "p99_ms")}
     return Result(
@@ -91,6 +92,7 @@ async def climb(there: Crowd, generator: Generator, options: Options) -> Result:
         aims=[
             Aim("notifications held", "/s", rates[-1] * _HELD, highest, larger_is_better=True),
             Aim("accepted versions that a client in sync was not told of", "", 0.0, float(generator.counts.missing)),
+            Aim("clients that were not in sync in the end", "", 0.0, float(generator.wanted - generator.counts.in_sync)),
         ],
         cpu_seconds=steps[-1]["cpu_s"],
         cpu_window_s=steps[-1]["window_s"],

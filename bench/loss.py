@@ -62,7 +62,7 @@ async def _measure(service: Service, options: Options) -> Result:
         await asyncio.to_thread(window.end)
         generator.drop(0.0)
         if not await generator.drained(_DRAIN_S):
-            raise BenchFailed(f"{generator.counts.missing:,} accepted versions were not told to a client.")
+            raise BenchFailed(generator.lacking)
     losses = [one.figures(part) for part, one in found.items()]
     ratio = {part: round(losses[1][f"{part}_ms"] / max(0.01, losses[0][f"{part}_ms"]), 2) for part in ("p50", "p95", "p99")}
     return Result(

@@ -24,16 +24,19 @@ class Aim:
     aim: float
     measured: float
     larger_is_better: bool = False
+    kept_up: bool = True  # False: what was measured is of the part that came through, and meets nothing
 
     @property
     def ratio(self) -> float:
+        if not self.kept_up:
+            return 0.0
         if self.larger_is_better:
             return self.measured / self.aim
         return self.aim / self.measured if self.measured else float(self.aim)
 
     @property
     def met(self) -> bool:
-        return self.measured >= self.aim if self.larger_is_better else self.measured <= self.aim
+        return self.kept_up and (self.measured >= self.aim if self.larger_is_better else self.measured <= self.aim)
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class Result:
     def table(self) -> str:
         lines = [f"{self.name}: {self.settings.get('load', '')}"]
         for aim in self.aims:
-            word = "met" if aim.met else "missed"
+            word = "met" if aim.met else "missed" if aim.kept_up else "missed, since it did not keep up"
             sign = ">=" if aim.larger_is_better else "<="
             lines.append(f"  {aim.what:<52} {aim.measured:>12,.1f} {aim.unit:<6} aim {sign} {aim.aim:,.0f}: {word} (x {aim.ratio:.2f})")
         lines += rows_of(self.figures)

@@ -157,11 +157,11 @@ class _Security:
     async def _refusals(self) -> list[dict[str, Any]]:
         forged = credential_of(self._guarded.stranger, "stranger")
         seconds = min(REFUSED_S, self._options.seconds or REFUSED_S)
-        million_s = min(MILLION_S, self._options.seconds or MILLION_S)
+        million = MILLION if self._options.seconds is None else MILLION // 200
         kinds = {
             "no credential": ("127.0.0.1", "", seconds, None),
             "a forged credential": ("127.0.0.1", forged, seconds, None),
-            "a million, above the limit of their address": (hostile.ADDRESS, forged, million_s, MILLION),
+            "a million, above the limit of their address": (hostile.ADDRESS, forged, MILLION_S, million),
         }
         found = []
         for what, (address, credential, limit_s, count) in kinds.items():

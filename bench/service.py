@@ -20,11 +20,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
 from bench import accounting
+from roskva.cli.gateways import gateway_count
 from roskva.config import Settings
 from roskva.keys import administration
 
@@ -80,6 +81,10 @@ class Service:
         answer: dict[str, Any] = json.loads(self.get("/v1/status"))
         return answer
 
+    def lag(self, topic: str) -> int:
+        """Records of a topic that the pipeline has not committed yet."""
+        return sum(self.status()["pipeline"]["lag"].get(topic, {}).values())
+
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics, by its name with labels, summed over the gateways."""
         return summed_samples(self.get("/metrics").decode())
@@ -117,7 +122,8 @@ def running(
     command = [sys.executable, "-m", "roskva", "up" if pipeline else "gateway", "--data", str(folder / "data"), "--listen", listen]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
-    gateways = int(settings.get("gateways", "1"))
+    gateways = int(settings.get("gateways", "0"))
+    gateways = gateway_count(Settings(gateways=gateways)) if pipeline else max(1, gateways)
     try:
         prepare(folder / "data")
     except BaseException:
@@ -130,11 +136,11 @@ def running(
             if not pipeline and gateways > 1:  # without a supervisor
                 commands = [[*command, "--share-port", "--name", f"gateway-{number + 1}"] for number in range(gateways)]
             process, *beside = [_start(one, run, output) for one in commands]
-            several = f"{gateways} gateways" if gateways > 1 else "gateway"
-            parts = f"{several} and pipeline (roskva up)" if pipeline else f"{several} only"
-            service = Service(run, f"http://{listen}", folder / "data", process, settings, parts, folder / "output", losses, tuple(beside))
+            service = Service(run, f"http://{listen}", folder / "data", process, settings, "", folder / "output", losses, tuple(beside))
             try:
-                _wait_until_ready(service, pipeline)
+                found = _wait_until_ready(service, pipeline, gateways)
+                several = f"{found} gateways" if found > 1 else "gateway"
+                service = replace(service, parts=f"{several} and pipeline (roskva up)" if pipeline else f"{several} only")
                 yield service
                 service.check()
             finally:
@@ -169,16 +175,17 @@ def _start(command: list[str], run: str, output: IO[bytes]) -> subprocess.Popen[
     )
 
 
-def _wait_until_ready(service: Service, pipeline: bool) -> None:
+def _wait_until_ready(service: Service, pipeline: bool, gateways: int) -> int:
+    """How many gateways there are then, by what they say themselves."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < START_S:
         if service.process.poll() is not None:
             break
         with contextlib.suppress(OSError, urllib.error.URLError, ValueError, KeyError):
             status = service.status()
-            if (status["pipeline"]["state"] == "running" or not pipeline) and len(status["gateways"]) > len(service.beside):
+            if (status["pipeline"]["state"] == "running" or not pipeline) and len(status["gateways"]) >= gateways:
                 say(f"ready after {time.monotonic() - began_s:.1f} s")
-                return
+                return len(status["gateways"])
         time.sleep(0.2)
     raise BenchFailed(f"The service was not ready within {START_S:g} s. It said:\n{service.said()}")
 

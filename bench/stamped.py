@@ -7,7 +7,6 @@ are read before and after the window, as `roskva latency` reads them. In a run o
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +14,11 @@ from bench.clients import Fleet
 from bench.load import Publishers
 from bench.service import BenchFailed, Service, running, say
 from bench.world import Options, Window, World, caught_up, run
-from roskva.telemetry.latency import Histograms, histograms_in
+from roskva.cli.http import get_json
+from roskva.cli.latency import Seen as Looked
+from roskva.cli.latency import look
+from roskva.keys import administration
+from roskva.telemetry.latency import Histograms
 
 CLIENTS: Final = 1_000
 REGISTRATIONS: Final = 5
@@ -110,10 +113,11 @@ async def _measure(service: Service, options: Options) -> Seen:
             after = await asyncio.to_thread(_read, service)
     finally:
         fleet.close()
+    came = after.since(before)
     return Seen(
-        _between(before, after),
-        after["sampled"] - before["sampled"],
-        after["backwards"] - before["backwards"],
+        came.histograms,
+        came.sampled,
+        came.backwards,
         service.parts,
         service.changed,
         window.cpu_seconds,
@@ -121,13 +125,13 @@ async def _measure(service: Service, options: Options) -> Seen:
     )
 
 
-def _read(service: Service) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(service.get("/v1/inspect/latency"))
-    return answer
+def _read(service: Service) -> Looked:
+    """Of all gateways: a new connection reaches any one of them."""
 
+    def ask(address: str, path: str) -> dict[str, Any]:
+        return get_json(address + path, shown=administration(service.data))
 
-def _between(before: dict[str, Any], after: dict[str, Any]) -> Histograms:
-    earlier = histograms_in(before)
-    later = histograms_in(after)
-    found = {name: later[name].since(earlier[name]) if name in earlier else later[name] for name in later}
-    return {name: histogram for name, histogram in found.items() if histogram.counts}
+    seen = look(service.url, ask)
+    if seen.missing:
+        raise BenchFailed(f"Not every gateway told what it measured: {', '.join(seen.missing)} did not.")
+    return seen

@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
 # Pure functions over data: they run in the service, in Spark tasks and in the tests' models alike.
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
-    r"|registrar\.(core.*|cells|members|row|events)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
+    r"|registrar\.(core.*|cells|members|row|events|wheel)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
     r"|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {

@@ -166,7 +166,10 @@ class Settings:
         **ADDRESS,
     )
     gateways: int = setting(
-        0, "Gateways that `roskva up` runs, all on the public port; 0: one for every two cores, at least one.", least=0, most=64
+        0,
+        "Gateways that `roskva up` runs, all on the public port; 0: one for every two cores, at least one, at most one for each partition.",
+        least=0,
+        most=64,
     )
     gateway_name: str = setting(
         "",

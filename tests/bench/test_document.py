@@ -37,6 +37,9 @@ def test_a_row_for_each_aim(tmp_path: Path) -> None:
         "| `latency` | p50 | 2.71 ms | <= 3 ms | met | 2026-11-17 | 10 % |",
         "| `latency` | p50 | 14,322/s | >= 30,000/s | **missed** | 2026-11-17 | 10 % |",
     ]
+    behind = result()["aims"][0] | {"met": False, "kept_up": False}
+    (tmp_path / "latency.json").write_text(json.dumps(result(aims=[behind])))
+    assert "| **missed**: did not keep up |" in document.table(tmp_path)
 
 
 def test_a_result_without_a_window_says_nothing_of_others(tmp_path: Path) -> None:

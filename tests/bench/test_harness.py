@@ -16,8 +16,9 @@ from typing import cast
 import pytest
 from picows import WSFrame, WSMsgType, WSTransport
 
-from bench import accounting
+from bench import accounting, latency
 from bench.__main__ import NAMES, _parser
+from bench.burst import burst_figures
 from bench.clients import Heard, LeanClient
 from bench.load import Publishers
 from bench.plots import draw
@@ -48,6 +49,22 @@ def test_a_ratio_above_one_is_better_than_the_aim_whichever_way_is_better() -> N
     assert Aim("latency", "ms", 100.0, 50.0).met
     assert Aim("rate", "/s", 100.0, 50.0, larger_is_better=True).ratio == 0.5
     assert not Aim("rate", "/s", 100.0, 50.0, larger_is_better=True).met
+
+
+def test_an_aim_is_missed_where_the_service_did_not_keep_up_however_fast_the_rest_came() -> None:
+    aim = Aim("latency", "ms", 100.0, 50.0, kept_up=False)
+    assert (aim.met, aim.ratio) == (False, 0.0)
+    assert "missed, since it did not keep up" in Result("x", {}, "none", {}, [aim]).table()
+    result = Result("x", {"publishes": "x"}, "none", {"kept_up": False, "publish_to_client_ms": {"p50": 1.0, "p99": 2.0}}, [])
+    assert [one.met for one in latency._aims(result, "", 3.0, 20.0)] == [False, False]
+
+
+def test_only_what_was_accepted_of_a_burst_is_worked_off_and_a_refusal_fails_it() -> None:
+    backlog = [{"s": 1.0, "updates": 900.0}, {"s": 4.0, "updates": 0.0}]
+    figures = burst_figures(2_500, {"accepted": 2_000, "refused": 0, "seconds": 1.0}, 1.0, backlog)
+    assert (figures["worked_off_per_s"], figures["largest_backlog"]) == (500.0, 900.0)
+    with pytest.raises(BenchFailed, match="1,000 of 2,500 updates"):
+        burst_figures(2_500, {"accepted": 1_000, "refused": 1_000, "seconds": 1.0}, 1.0, backlog)
 
 
 def test_cpu_of_a_run_is_found_by_its_name_and_told_apart_by_role() -> None:

@@ -48,7 +48,8 @@ def test_figures_6_and_7_measure_the_same_crowd_one_after_the_other(there: Crowd
     assert [step["clients"] for step in figures["steps"]] == [6, 12, 24, 42, 60]
     assert figures["users"] == 10.0
     assert figures["notified"] > figures["published"] > 0  # in all: the windows are short
-    assert all(step["cpu_percent"] > 0 and step["gateway_mib"] > 20 for step in figures["steps"])
+    assert sum(step["cpu_percent"] for step in figures["steps"]) > 0  # counted in hundredths of a second: a window may have none
+    assert all(step["gateway_mib"] > 20 for step in figures["steps"])
     assert set(figures["relative_to_the_first"]) >= {"cpu_percent", "kib_per_s", "messages_in_per_s", "service_mib", "p50_ms"}
     assert there.changed["applications.demo.keepalive_s"] == "1200"
     figures = checked(seventh, tmp_path)
@@ -104,6 +105,10 @@ def test_a_crowd_registered_for_what_the_tables_say() -> None:
 def test_what_is_relative_is_so_to_the_first() -> None:
     assert relative([{"x": 4.0}, {"x": 6.0}], "x") == [1.0, 1.5]
     assert relative([{"x": 0.0}, {"x": 6.0}], "x") == [0.0, 6.0]
+
+
+def test_fewer_arrive_while_the_crowd_is_small() -> None:
+    assert figure6._arriving(figure6.WINDOW_S) * figure6._ARRIVING_PART == 216_600  # as docs/performance.md says, roughly
 
 
 def test_the_windows_are_those_of_the_paper() -> None:

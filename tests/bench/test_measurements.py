@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     """One for all: to start it takes longer than to measure it."""
-    with running() as started:
+    with running({"batch_rest_ms": "100"}) as started:  # so that every short window has batches
         yield started
     assert accounting.processes(started.run) == {}
     assert not started.data.exists()
@@ -126,6 +126,12 @@ def test_publish_runs_from_the_command_line_on_a_gateway_alone(tmp_path: Path, c
     assert accounting.JVM not in document["cpu_seconds"]
     assert json.loads((tmp_path / "publish.json").read_text()) == document
     assert (tmp_path / "publish.svg").exists()
+
+
+def test_several_gateways_are_counted_by_what_they_say_and_their_stamps_are_added_up() -> None:
+    with running({"gateways": "2"}, pipeline=False) as two:
+        assert two.parts == "2 gateways only"
+        assert stamped._read(two).gateways == 2
 
 
 @pytest.mark.spark

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from roskva.cli import doctor, main
+from roskva.cli import doctor, gateways, main
 from roskva.cli.doctor import FAIL, OK, WARN, Check
 from roskva.config import Settings
+from roskva.durable import private_directory
 from roskva.keys import load_keys
 from roskva.table import open_manifest
 
@@ -129,6 +130,7 @@ def test_few_files(settings: Settings) -> None:
 
 def test_more_gateways_than_the_machine_can_run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(gateways, "_CGROUPS", settings.data)  # where nothing is said of limits
     monkeypatch.setattr(doctor, "machine_memory_bytes", lambda: 8 << 30)
     assert doctor.check_gateways(settings) == doctor.Check("gateways", OK, "2 on 4 cores")
     assert doctor.check_gateways(replace(settings, gateways=5)).state == WARN
@@ -140,12 +142,13 @@ def test_what_others_can_read(settings: Settings, tmp_path: Path) -> None:
     assert doctor.check_secrets(settings).state == OK  # nothing is there yet
     load_keys(settings.data)
     assert doctor.check_secrets(settings).state == OK
-    keys, tls_key = settings.data / "keys.json", tmp_path / "tls.pem"
+    keys, run, tls_key = settings.data / "keys.json", settings.data / "run", tmp_path / "tls.pem"
+    private_directory(run)
     tls_key.write_text("")
     tls_key.chmod(0o640)
     settings = replace(settings, tls_key=str(tls_key))
     assert doctor.check_secrets(settings).state == OK
-    for path, bad, fix in ((settings.data, 0o755, "o-rwx"), (keys, 0o640, "go-rwx"), (tls_key, 0o644, "o-rwx")):
+    for path, bad, fix in ((settings.data, 0o755, "o-rwx"), (keys, 0o640, "go-rwx"), (run, 0o750, "go-rwx"), (tls_key, 0o644, "o-rwx")):
         good = path.stat().st_mode & 0o777
         path.chmod(bad)
         found = doctor.check_secrets(settings)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from roskva.cli import gateways
-from roskva.cli.gateways import evenly_drawn, gateway_count, gateways_of
+from roskva.cli.gateways import evenly_drawn, gateway_count, gateways_of, machine_memory_bytes, usable_cores
 from roskva.config import Settings
 from roskva.errors import InvalidSetting
 from roskva.model import rendezvous
+
+
+@pytest.fixture(autouse=True)
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Control groups in which nothing is limited, whatever those of this machine say."""
+    monkeypatch.setattr(gateways, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(gateways, "_OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/units/roskva\n")
+    (tmp_path / "units" / "roskva").mkdir(parents=True)
+    return tmp_path
 
 
 @pytest.mark.parametrize(("cores", "count"), [(1, 1), (2, 1), (3, 1), (4, 2), (9, 4)])
@@ -20,6 +31,32 @@ def test_one_for_every_two_cores_at_least_one(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     assert gateway_count(Settings()) == count
     assert gateway_count(Settings(gateways=7)) == 7
+
+
+def test_never_more_than_partitions_unless_somebody_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert gateway_count(Settings(partitions=3)) == 3
+    assert gateway_count(Settings(partitions=3, gateways=7)) == 7
+
+
+@pytest.mark.parametrize("folder", ["", "units", "units/roskva"])
+@pytest.mark.parametrize(("said", "cores"), [("max 100000", 8), ("250000 100000", 2), ("20000 100000", 1), ("1600000 100000", 8), ("", 8)])
+def test_what_a_container_or_unit_may_use_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, groups: Path, folder: str, said: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (groups / folder / "cpu.max").write_text(said + "\n")
+    assert usable_cores() == cores
+
+
+def test_what_a_container_or_unit_may_use_of_the_memory(groups: Path) -> None:
+    all_of_it = machine_memory_bytes()
+    (groups / "units" / "roskva" / "memory.max").write_text("max\n")
+    assert machine_memory_bytes() == all_of_it
+    (groups / "memory.max").write_text(f"{64 << 20}\n")
+    assert machine_memory_bytes() == 64 << 20
+    (groups / "own").unlink()  # as on a system without control groups
+    assert machine_memory_bytes() == 64 << 20
 
 
 def test_one_alone_is_told_nothing_and_has_the_plain_name() -> None:

@@ -183,6 +183,7 @@ class Gateway(ThreadingHTTPServer):
     connections = 0
     answers = 0
     hang_up = False
+    slow_report: threading.Event | None = None  # until which /pipeline waits
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -198,6 +199,8 @@ class Answering(BaseHTTPRequestHandler):
         if server.hang_up:
             server.hang_up, self.close_connection = False, True
             return
+        if self.path == "/pipeline" and server.slow_report is not None:
+            server.slow_report.wait()
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -220,6 +223,22 @@ def test_the_watch_asks_over_one_connection_and_makes_another_only_if_that_broke
         wait_until(lambda: gateway.connections == 2)
         before_s = watch.answered
         wait_until(lambda: watch.answered > before_s)
+        watch.stop()
+        watch.join(10)
+        gateway.shutdown()
+
+
+def test_a_gateway_that_is_well_and_only_slow_to_report_of_the_pipeline_counts_as_one_that_answers() -> None:
+    with Gateway(("127.0.0.1", 0), Answering) as gateway:
+        gateway.slow_report = threading.Event()
+        threading.Thread(target=gateway.serve_forever, args=(0.01,), daemon=True).start()
+        watch = Watch(f"http://127.0.0.1:{gateway.server_port}", interval_s=0.01, timeout_s=60.0, report_s=0.05)
+        watch.start()
+        for _ in range(3):
+            before_s = watch.answered
+            wait_until(lambda before_s=before_s: watch.answered > before_s)  # type: ignore[misc]
+        assert watch.pipeline is None
+        gateway.slow_report.set()
         watch.stop()
         watch.join(10)
         gateway.shutdown()

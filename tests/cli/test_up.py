@@ -110,7 +110,7 @@ def test_stops_cleanly_and_leaves_no_process_behind(start: Callable[..., Up], nu
 
 
 def test_what_ignores_the_signal_is_ended_by_force_in_time(start: Callable[..., Up]) -> None:
-    up = start(fault="stubborn")
+    up = start("--gateways", "3", fault="stubborn")  # of which each gets the same time, and not one after the other
     up.wait_for(WELCOME)
     members = up.members()
     began = time.monotonic()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from roskva.client.actions import RegistrationFailed
 from roskva.client.operations import MESSAGES_UNANSWERED_MAX
 from roskva.client.state import encode_state
+from roskva.errors import InvalidSetting
 from roskva.protocol.messages import BUCKETS, ClientMessage, Config, SyncRequest
 from roskva.protocol.summaries import SetDigest, bucket_of, bucket_summaries, differing_buckets
 from tests.client.scripted import Bench, status
@@ -88,6 +90,15 @@ def test_another_interval_is_said_once_more_the_same_or_none_is_not() -> None:
     assert [(one.object, one.notify_interval_ms) for one in message.register] == [("a", 0)]
     bench.say(status=[status(b"a")])
     assert not bench.core.operations
+
+
+@pytest.mark.parametrize("interval_ms", [-1, 3_600_001, 500.0, 1.5, True, "500"])
+def test_what_is_no_interval_is_refused_before_anything_is_done(interval_ms: Any) -> None:
+    """The service would refuse the whole message, and whatever else is in it, for ever."""
+    bench = Bench().live()
+    with pytest.raises(InvalidSetting, match=r"notify_interval_ms is .* whole number from 0 to 3,600,000"):
+        bench.core.register(bench.now, b"a", interval_ms=interval_ms)
+    assert b"a" not in bench.core.desired
 
 
 def test_after_a_restart_intervals_are_stated_though_the_summaries_agree() -> None:

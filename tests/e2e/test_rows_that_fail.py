@@ -35,7 +35,16 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def failing_service(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[Service]:
-    little = ("unfinished_max=20", "outstanding_max=30", "rows_cached_max=10", "scan_s=2", "scratch_every_s=2", "compare_every_s=10")
+    # What the fast path tells does not wait for rows, so what is put aside could not be seen.
+    little = (
+        "fast_path=false",
+        "unfinished_max=20",
+        "outstanding_max=30",
+        "rows_cached_max=10",
+        "scan_s=2",
+        "scratch_every_s=2",
+        "compare_every_s=10",
+    )
     options = [word for setting in little for word in ("--set", setting)]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ROSKVA_TEST_FAULTS", str(faults))

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
+import stat
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import aiohttp
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from roskva.config import Settings
-from roskva.errors import AddressInUse
-from roskva.gateway import door
-from roskva.gateway.door import Door
+from roskva.errors import AddressInUse, Unavailable
+from roskva.gateway import door, peers
+from roskva.gateway.door import MEMBER_HEADER, Door
+from roskva.gateway.peers import Peers
 from roskva.gateway.service import Gateway
 from roskva.gateway.sharing import folder_path
+from roskva.registrar.members import Member
 from tests.gateway.conftest import Start
 from tests.gateway.talking import handshake, hear, say
 
@@ -189,3 +199,124 @@ async def test_of_two_with_one_name_the_second_is_refused_and_who_was_killed_lea
     for one in (first, killed, another):
         await one.close()
     assert not list((tmp_path / "run").iterdir())
+
+
+async def test_the_door_is_its_owner_s_alone_also_in_a_folder_that_is_not(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    alone = Door(tmp_path, "gateway-1")
+    before = os.umask(0)
+    try:
+        alone.bind()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "run" / "gateway-1.sock").stat().st_mode) == 0o600
+    await alone.close()
+
+
+@dataclass
+class Behind:
+    """What stands behind the door of gateway-2, and the peers of another that asks there."""
+
+    peers: Peers
+    door: Door
+    live: dict[str, Member]
+    asked: list[str] = field(default_factory=list)
+    id: str = "two"  # as it signs
+    hold: asyncio.Event | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.raw_path)
+        if self.hold is not None:
+            await self.hold.wait()
+        return web.Response(body=b"1", headers={MEMBER_HEADER: self.id})
+
+
+@pytest.fixture
+async def behind(tmp_path: Path) -> AsyncIterator[Behind]:
+    live = {identity: Member(identity, "", "", name=name) for identity, name in (("one", "gateway-1"), ("two", "gateway-2"))}
+    there = Behind(Peers(tmp_path, "one", lambda: live), Door(tmp_path, "gateway-2"), live)
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", there.answer)
+    there.door.bind()
+    await there.door.open(application)
+    yield there
+    await there.peers.close()
+    await there.door.close()
+
+
+async def test_the_answer_of_a_later_start_under_the_same_name_is_not_taken_for_the_earlier_one_s(behind: Behind) -> None:
+    assert await behind.peers.ask_all("/own") == {"two": b"1"}
+    behind.live["three"] = msgspec.structs.replace(behind.live["two"], id="three")  # it was started again; for a while both count as living
+    behind.id = "three"
+    assert await behind.peers.ask_all("/own") == {"two": None, "three": b"1"}
+
+
+@pytest.mark.parametrize("path", ["/v1/inspect/objects/demo/..", "/a/./%2e%2e/b%2Fc?x=%20", "/a%20b/'(c)"])
+async def test_a_path_is_passed_on_as_it_was_sent(behind: Behind, path: str) -> None:
+    await behind.peers.ask_all(path)
+    assert behind.asked == [path]
+
+
+async def test_a_path_that_is_not_ascii_or_names_a_host_arrives_all_the_same(behind: Behind) -> None:
+    for path in ("/\u00e4#b", "/\udcff", "http://somewhere:1/c?d"):
+        await behind.peers.ask_all(path)
+    assert behind.asked == ["/%C3%A4%23b", "/%FF", "/c?d"]
+
+
+async def test_one_that_is_only_slow_keeps_its_connections(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    await behind.peers.ask_all("/own")
+    before = dict(behind.peers._sessions)
+    behind.hold = asyncio.Event()
+    monkeypatch.setattr(peers, "ASK_S", 0.05)
+    assert await behind.peers.ask_all("/own") == {"two": None}
+    assert behind.peers._sessions == before
+    behind.hold.set()
+
+
+async def test_two_that_ask_while_others_are_dropped_share_one_session(behind: Behind) -> None:
+    behind.live["gone"] = msgspec.structs.replace(behind.live["two"], id="gone")
+    await behind.peers._session(behind.live["gone"])
+    del behind.live["gone"]
+    dropping = behind.peers._drop
+
+    async def slowly(identity: str) -> None:
+        await asyncio.sleep(0)
+        await dropping(identity)
+
+    behind.peers._drop = slowly  # type: ignore[method-assign]
+    made = await asyncio.gather(*(behind.peers._session(behind.live["two"]) for _ in range(2)))
+    assert made[0] is made[1]
+
+
+def relayed(path: str = "/v1/channels/x") -> web.Request:
+    return make_mocked_request("GET", path, transport=Mock())
+
+
+async def test_a_door_whose_queue_is_full_is_tried_once_more(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_AGAIN_S", 0.0)
+    passing, tries = behind.peers._passed_on, 0
+
+    async def full_at_first(request: web.Request, member: Member) -> web.StreamResponse:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise aiohttp.ClientConnectorError(Mock(), BlockingIOError(errno.EAGAIN, "full"))
+        return await passing(request, member)
+
+    behind.peers._passed_on = full_at_first  # type: ignore[method-assign]
+    answer = await behind.peers.relay(relayed("/v1/channels/.."), "two")
+    assert (answer.status, behind.asked) == (200, ["/v1/channels/.."])
+
+
+async def test_without_the_folder_a_request_cannot_be_passed_on(behind: Behind, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(Unavailable):
+        await behind.peers.relay(relayed(), "two")
+
+
+async def test_who_hung_up_is_answered_nothing(behind: Behind, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run")
+    request = relayed()
+    request.protocol.transport = None
+    with pytest.raises(ConnectionResetError):
+        await behind.peers.relay(request, "two")

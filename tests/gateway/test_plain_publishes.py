@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from roskva.feed import UPDATES
 from roskva.gateway import service
+from roskva.gateway.answering import Answering
 from roskva.gateway.http import Routes
 from roskva.gateway.service import Gateway
 from tests.gateway.conftest import Start
@@ -170,3 +172,28 @@ async def test_an_idle_connection_is_closed_though_it_published_plainly_when_the
     assert plain
     assert await asyncio.wait_for(line._reader.read(), 5) == b""
     line.writer.close()
+
+
+async def test_who_never_reads_its_answers_is_not_read_either(line: Line, plain: list[bytes], gateway: Gateway) -> None:
+    """Refused or not, with a key or without: answers that nobody fetches must not pile up here."""
+    many = json.dumps({"application": "demo", "updates": [{}] * 9_000}).encode()  # 27 KB, answered with more than a megabyte
+    line.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    sending = asyncio.create_task(send(line, request(many), 40))
+    await asyncio.sleep(0.1)
+    answering = [one for one in gc.get_objects() if isinstance(one, Answering) and one.transport is not None]
+    largest = 0
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        largest = max(largest, *(one.transport.get_write_buffer_size() for one in answering if one.transport is not None))
+    sending.cancel()
+    line.writer.transport.abort()
+    count = len(plain)
+    assert 0 < count < 20
+    assert largest < 8_000_000
+
+
+async def send(line: Line, data: bytes, count: int) -> None:
+    for _ in range(count):
+        line.writer.write(data)
+        await line.writer.drain()
+        await asyncio.sleep(0.02)

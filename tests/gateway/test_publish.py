@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from roskva.config import ApplicationSettings, Settings
-from roskva.errors import FeedFull
+from roskva.errors import FeedFull, MalformedMessage
 from roskva.feed import UPDATES, Entry, Record, open_feed
 from roskva.feed.lanes import Appended
 from roskva.gateway.publish import Publishing
@@ -260,6 +260,16 @@ async def test_one_update_of_a_sampled_request_carries_its_times_and_the_next_re
     assert [count for count, _ in hinted] == [2, 2, 2]
     (stamps,) = [one for _, some in hinted for one in some]
     assert stamps == Stamps(ObjectKey(sampled[0].key), stamps.version, 1_999_000, 2_000_000, 2_000_000)
+    assert trails.latency.sampled == 1
+
+
+async def test_what_is_refused_does_not_use_up_the_turn_of_what_can_be_measured(settings: Settings) -> None:
+    trails = Trails(lambda: 2.0)
+    publishing = Publishing(settings, FullPartition(4, set()), lambda application: 0, Metrics(), lambda: 1.0, trails=trails)
+    with pytest.raises(MalformedMessage):
+        await publishing.publish(b"{")
+    await publishing.publish(b'{"application":"demo","updates":[{"object":"","version":1}]}')
+    assert (await publishing.publish(b'{"application":"demo","object":"a","version":1}'))[0] == 200
     assert trails.latency.sampled == 1
 
 

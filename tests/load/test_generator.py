@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, SupportsIndex
 
 import pytest
 
@@ -83,6 +84,50 @@ async def test_a_line_that_breaks_is_made_again_and_its_clients_go_on(gateway: G
         await until(lambda: generator.counts.in_sync == 30)
         assert generator.counts.interrupted == 2
         assert gateway.registrar.counters.handshakes == handshakes  # the same sessions, over other lines
+
+
+async def test_who_fell_out_and_did_not_come_back_is_not_complete(gateway: Gateway) -> None:
+    async with Generator(PLAN, gateway.url, key_of(gateway)) as generator:
+        await arrived(generator)
+        assert await generator.drained(20.0)
+        generator.clients.gone(7)  # and nothing brings it back
+        assert not await generator.drained(0.5)
+        assert generator.counts.missing == 0
+        assert generator.lacking.startswith("1 of 30 clients are not in sync")
+
+
+async def test_what_is_accepted_is_compared_and_set_by_one_process_at_a_time(gateway: Gateway) -> None:
+    held = Held()
+    latest = Watched(held)
+    async with Generator(PLAN, gateway.url, key_of(gateway), latest=latest, lock=held) as generator:
+        await arrived(generator)
+        generator.rate_per_s = 300.0
+        await until(lambda: generator.counts.published > 30)
+        assert await generator.drained(20.0)
+    assert latest.set_without == 0 < sum(version > 0 for version in latest)
+
+
+class Watched(list[int]):
+    """Versions by object, and how often one was set by who did not hold the lock."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__([0] * PLAN.objects)
+        self._held = held
+        self.set_without = 0
+
+    def __setitem__(self, key: SupportsIndex | slice, value: Any) -> None:
+        self.set_without += not self._held.held
+        super().__setitem__(key, value)
+
+
+class Held:
+    held = False
+
+    def __enter__(self) -> None:
+        self.held = True
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
 
 
 async def test_clients_return_with_their_ids_and_register_nothing_again(gateway: Gateway) -> None:

@@ -85,8 +85,8 @@ def operate(
     return core.operate(row, session, numbers if numbers is not None else Operations(), register, unregister, limit)
 
 
-def register(op: int, name: str = "hello", version: str | None = None, epoch: int = 0) -> Register:
-    return Register(op=op, object=name, version=version, epoch=epoch)
+def register(op: int, name: str = "hello", version: str | None = None, epoch: int = 0, interval_ms: int | None = None) -> Register:
+    return Register(op=op, object=name, version=version, epoch=epoch, notify_interval_ms=interval_ms)
 
 
 def unregister(op: int, name: str = "hello") -> Unregister:
@@ -103,6 +103,34 @@ def settle(row: ClientRow, one: Propagation, acknowledged: bool = False) -> list
     cells = core.settle(row, one, tell and not acknowledged, version)
     row.apply(cells)
     return cells
+
+
+class TestAnotherInterval:
+    """To state one makes a registration anew, and must cost the client nothing that the old one owed it."""
+
+    def events(self, row: ClientRow, *operations: Register) -> list[tuple[int | None, bool]]:
+        return [(one.held, one.repair) for one in commit(row, operate(row, *operations)).events]
+
+    def test_a_version_that_the_client_holds_is_stated_again(self) -> None:
+        assert self.events(registered(), register(1, version="8", interval_ms=500)) == [(8, False)]
+
+    def test_a_repair_under_way_stays_one_whatever_version_is_stated(self) -> None:
+        row = registered()
+        commit(row, core.reissue(row, [(HELLO, FIRST)]))
+        assert self.events(row, register(1, version="8", interval_ms=500)) == [(None, True)]
+
+    def test_an_unknown_that_waits_is_owed_by_the_new_registration(self) -> None:
+        row = registered(FIRST, unknown_cell(HELLO, FIRST, WAITING))
+        assert self.events(row, register(1, version="8", interval_ms=500)) == [(None, True)]
+
+    def test_an_unknown_that_was_acknowledged_is_not(self) -> None:
+        row = registered(FIRST, unknown_cell(HELLO, FIRST, ACKNOWLEDGED))
+        assert self.events(row, register(1, version="8", interval_ms=500)) == [(8, False)]
+
+    def test_two_in_one_message_carry_it_on(self) -> None:
+        row = registered(FIRST, unknown_cell(HELLO, FIRST, WAITING))
+        both = register(1, version="8", interval_ms=500), register(2, version="8", interval_ms=600)
+        assert self.events(row, *both) == [(None, True), (None, True)]
 
 
 class TestHandshake:

@@ -392,9 +392,9 @@ test("bad input is named", async () => {
   const cache = new LiveCache(client, (() => 7) as never, { versioned: true });
   await assert.rejects(cache.get(""), { code: "invalid-name" });
   await assert.rejects(cache.get("doc"), failed(/must answer/));
-  const versions = [1.5, -1, 2n ** 63n, "7"];
+  const versions = [1.5, -1, 2n ** 63n, "7", null, undefined];
   const odd = new LiveCache(client, (() => ({ value: 1, version: versions.shift() })) as never, { versioned: true });
-  for (let i = 0; i < 4; i++) await assert.rejects(odd.get("doc"), failed(/is not a version/));
+  while (versions.length) await assert.rejects(odd.get("doc"), failed(/is not a version/));
   await cache.close();
   await odd.close();
   await service.close();

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Final
 
 from roskva.address import bound_socket
-from roskva.cli.gateways import gateway_count, gateways_of, machine_memory_bytes, memory_bytes_max
+from roskva.cli.gateways import gateway_count, gateways_of, machine_memory_bytes, memory_bytes_max, usable_cores
 from roskva.cli.http import get_json
 from roskva.cli.up import public_url
 from roskva.config import Settings
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
+from roskva.gateway.sharing import RUN
 
 OK: Final = "ok"
 WARN: Final = "warn"
@@ -143,7 +144,7 @@ def check_directory(settings: Settings) -> Check:
 def check_secrets(settings: Settings) -> Check:
     """Whether other users of this machine can read what is nobody's but the service's. What was there before keeps its mode."""
     keys = settings.data / "keys.json"
-    looked_at = [(settings.data, 0o007), (keys, 0o077)]
+    looked_at = [(settings.data, 0o007), (keys, 0o077), (settings.data / RUN, 0o077)]
     if settings.tls_key:
         looked_at.append((Path(settings.tls_key).expanduser(), 0o007))  # a group for certificates is usual
     open_to_others = []
@@ -246,7 +247,7 @@ def check_space(settings: Settings) -> Check:
 
 def check_gateways(settings: Settings) -> Check:
     """Whether as many as would run have cores and memory, and a port each for internal calls."""
-    count, cores = gateway_count(settings), len(os.sched_getaffinity(0))
+    count, cores = gateway_count(settings), usable_cores()
     shown = f"{count} on {cores} cores"
     try:
         gateways_of(settings)

@@ -10,7 +10,9 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Final
 
 from roskva.address import PORT_MAX, address_of, host_and_port
@@ -22,13 +24,24 @@ MEMBER: Final = "ROSKVA_MEMBER"  # the variable that tells a gateway its id of t
 
 # Of the machine's memory, what all gateways together may use, where nobody said how much one may: Spark needs some, and so do others.
 _MEMORY_SHARE: Final = 0.5
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_CGROUP: Final = Path("/proc/self/cgroup")
 _DRAWS_MAX: Final = 1_000
 _WORK_MAX: Final = 100_000  # hashes of one draw after the other: a tenth of a second
 
 
 def gateway_count(settings: Settings) -> int:
-    """One for every two cores that this process may use, unless the settings say it: the pipeline needs as much as they do."""
-    return settings.gateways or max(1, len(os.sched_getaffinity(0)) // 2)
+    """One for every two cores that this process may use, unless the settings say it: the pipeline needs as much as they do.
+
+    More than partitions are not run unasked: some would own none.
+    """
+    return settings.gateways or max(1, min(usable_cores() // 2, settings.partitions))
+
+
+def usable_cores() -> int:
+    """Those that this process may run on, or what the limit of its container or unit comes to, if that is less."""
+    quotas = [int(quota) // int(period) for quota, period in _limits("cpu.max", 2)]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def gateways_of(settings: Settings) -> dict[str, list[str]]:
@@ -66,7 +79,26 @@ def memory_bytes_max(settings: Settings, count: int) -> int:
 
 
 def machine_memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Of the machine, or of the container or unit, if that may use less."""
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *(int(limit) for (limit,) in _limits("memory.max", 1))])
+
+
+def _limits(name: str, words: int) -> list[list[str]]:
+    """What this file says in the control group (v2) of this process and in all above it. "max", or no file, limits nothing."""
+    try:
+        own = next((line[3:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
+    except OSError:
+        own = "/"
+    group = _CGROUPS / own.lstrip("/")
+    found = []
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(_CGROUPS):
+            break
+        with suppress(OSError):  # also: seen from inside a container the path may not be there, only its root
+            said = (folder / name).read_text().split()
+            if len(said) == words and all(word.isdigit() and int(word) for word in said):
+                found.append(said)
+    return found
 
 
 def _internal(listen: str, number: int) -> list[str]:

@@ -81,7 +81,7 @@ class Conversation:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urllib.parse.urlsplit(url)
-        self._url = url
+        self._url, self._timeout_s = url, timeout_s
         self._connection: http.client.HTTPConnection
         if parts.scheme == DOOR:
             self._connection = _DoorConnection(Path(urllib.parse.unquote(parts.path)), timeout_s)
@@ -93,9 +93,12 @@ class Conversation:
         else:
             self._connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=timeout_s)
 
-    def get_json(self, path: str, shown: Mapping[str, str] = _NO_KEY) -> dict[str, Any]:
-        """As the function of that name. After an error the next call connects anew."""
+    def get_json(self, path: str, shown: Mapping[str, str] = _NO_KEY, timeout_s: float | None = None) -> dict[str, Any]:
+        """As the function of that name, with a timeout of its own if one is given. After an error the next call connects anew."""
+        self._connection.timeout = self._timeout_s if timeout_s is None else timeout_s
         try:
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(self._connection.timeout)
             self._connection.request("GET", path, headers=dict(shown))
             answer = self._connection.getresponse()
             body = answer.read()

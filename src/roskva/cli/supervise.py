@@ -25,6 +25,7 @@ from roskva.errors import RoskvaError
 
 LOG_BYTES_MAX: Final = 16 << 20  # of one log file; one older one is kept beside it
 GATEWAY_SILENCE_S: Final = 10.0  # a gateway that does not answer for so long is ended
+REPORT_S: Final = 3.0  # for its report of the pipeline, which may be slow while the gateway is well: far less than that silence
 GATEWAY_START_S: Final = 30.0
 PIPELINE_START_S: Final = 120.0
 STOP_GRACE_S: Final = 3.5  # for each of the two; a clean stop of both takes less than 10 s
@@ -205,11 +206,11 @@ class Watch(threading.Thread):
     ten thousand connects is busy and must not be ended for it.
     """
 
-    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = GATEWAY_SILENCE_S) -> None:
+    def __init__(self, url: str, interval_s: float = 1.0, timeout_s: float = GATEWAY_SILENCE_S, report_s: float = REPORT_S) -> None:
         super().__init__(name="watch", daemon=True)
-        self.answered = 0.0  # when /healthz last answered, by time.monotonic
+        self.answered = 0.0  # when it last answered, by time.monotonic
         self.pipeline: PipelineReport | None = None  # its last report; None: no report at the last look
-        self._gateway, self._interval_s = Conversation(url, timeout_s), interval_s
+        self._gateway, self._interval_s, self._report_s = Conversation(url, timeout_s), interval_s, report_s
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -217,7 +218,8 @@ class Watch(threading.Thread):
             try:
                 self._gateway.get_json("/healthz")
                 self.answered = time.monotonic()
-                self.pipeline = pipeline_report(self._gateway.get_json("/pipeline"))
+                self.pipeline = pipeline_report(self._gateway.get_json("/pipeline", timeout_s=self._report_s))
+                self.answered = time.monotonic()
             except RoskvaError:
                 self.pipeline = None
             except Exception:

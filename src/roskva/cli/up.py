@@ -306,7 +306,8 @@ class Supervisor:
             watch.stop()
         self._pipeline.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
         for gateway in self._watches:
-            gateway.ask_to_end()  # all of them together, and then one after the other
+            gateway.ask_to_end()  # all of them together, and then one after the other, until one time for all
+        deadline = time.monotonic() + STOP_GRACE_S
         for gateway in self._watches:
-            gateway.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
+            gateway.end(max(0.0, deadline - time.monotonic()), hurry=lambda: self._signals > 1)
         self._show.line(f"stopped in {time.monotonic() - began:.1f} s")

@@ -50,7 +50,7 @@ from roskva.client.actions import (
     WriteState,
 )
 from roskva.client.credential import REFRESH, Credential, check_credential
-from roskva.client.desired import Desired, Held
+from roskva.client.desired import Desired, Held, check_interval
 from roskva.client.handover import Handover, Verdict, ack_of
 from roskva.client.handshake import Handshake, Refusal
 from roskva.client.limits import within_reason
@@ -228,6 +228,7 @@ class ClientCore:
 
         `interval_ms`: to be told at most once in so long. None leaves what the registration has.
         """
+        check_interval(interval_ms)
         if self.stopped is not None or self._forget_due is not None:
             return []
         held = None if version is None else Held(version, epoch)

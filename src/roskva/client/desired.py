@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from roskva.errors import InvalidSetting
 from roskva.model import name_to_text
-from roskva.protocol.messages import BucketSummary, Summary, SyncObject
+from roskva.protocol.messages import NOTIFY_INTERVAL_MS_MAX, BucketSummary, Summary, SyncObject
 from roskva.protocol.summaries import SetDigest, bucket_of, bucket_summaries
+
+
+def check_interval(interval_ms: object) -> None:
+    """None: nothing is stated. The service refuses a message with anything else that is no whole number in range, and all that is in it."""
+    if interval_ms is None or (type(interval_ms) is int and 0 <= interval_ms <= NOTIFY_INTERVAL_MS_MAX):
+        return
+    raise InvalidSetting(f"notify_interval_ms is {interval_ms!r}; it must be a whole number from 0 to {NOTIFY_INTERVAL_MS_MAX:,}.")
 
 
 @dataclass(frozen=True, slots=True)

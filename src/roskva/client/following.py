@@ -3,7 +3,8 @@
 `in_sync` speaks of all registrations at once, and is false whenever any of them is on its way. Whoever holds a copy of one object wants to
 know of that one. Its registration is confirmed; the server speaks to this session; and since the connection began it has once been in
 sync, or has lived for CATCH_UP_S: what waited for a client that returns is the first thing that it is sent. From then on changes are
-told as they happen. While operations are open the summaries differ and mean nothing; if they differ without one, nothing is sure.
+told as they happen; of an object with a `notify_interval_ms` one interval later at most. While operations are open the summaries differ
+and mean nothing; if they differ without one, nothing is sure.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from roskva.client.channels.link import Link, NotConnected
 from roskva.client.choice import AUTO
 from roskva.client.core import ClientCore
 from roskva.client.credential import REFRESH, check_credential
+from roskva.client.desired import check_interval
 from roskva.client.following import Following
 from roskva.client.handlers import Handler, Handlers, Refused
 from roskva.client.limits import connect_pause_s
@@ -37,7 +38,7 @@ from roskva.client.statefile import StateFile, new_device, open_identity
 from roskva.errors import ClientStopped, InvalidSetting, InvalidVersion, ServiceUnreachable
 from roskva.model import check_application, check_device, name_given, name_to_text, version_from_number
 from roskva.protocol.channel import Channel
-from roskva.protocol.messages import NOTIFY_INTERVAL_MS_MAX, ClientMessage, Config, Info, ServerMessage, encode
+from roskva.protocol.messages import ClientMessage, Config, Info, ServerMessage, encode
 
 log = logging.getLogger(__name__)
 
@@ -241,8 +242,7 @@ class Client:
         held = None if version is None else version_from_number(version)
         if not 0 <= epoch < 2**32:
             raise InvalidVersion(epoch)
-        if notify_interval_ms is not None and not 0 <= notify_interval_ms <= NOTIFY_INTERVAL_MS_MAX:
-            raise InvalidSetting(f"notify_interval_ms is {notify_interval_ms}; it must be from 0 to {NOTIFY_INTERVAL_MS_MAX:,}.")
+        check_interval(notify_interval_ms)
         core, key = self._running(), name_given(name)
         if handler is not None and key in core.desired and not self._handlers.may_take(key, handler):
             raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")

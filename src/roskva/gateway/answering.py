@@ -12,6 +12,7 @@ request or a body that comes in pieces, takes the long way; both end in `Routes`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
@@ -87,6 +88,8 @@ class Answering(web.RequestHandler):
             answer = await publish(asked, body)
             if self.transport is not None:
                 self.transport.write(answer)
+                with contextlib.suppress(ConnectionError):
+                    await self._drain_helper()  # who does not read is not read: else its answers would fill our memory
                 self._keep_alive()
         finally:
             self._answer = None

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
-_BACKLOG: Final = 256
+MEMBER_HEADER: Final = "Roskva-Member"  # of each answer: after a kill the next start has the same door and another id
+_BACKLOG: Final = 4_096  # as the public port's: many polls at once may have to be passed on
 _STOP_S: Final = 1.0
 _SUFFIX: Final = ".sock"
 _AN_ID: Final = re.compile("[0-9a-f]{16}")
@@ -99,6 +100,7 @@ class Door:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with folder_path(self._folder) as folder:
             self._socket.bind(f"{folder}/{door_name(self._name)}")
+            os.chmod(f"{folder}/{door_name(self._name)}", 0o600)  # the folder may have been there before, open to others
 
     def _hold(self, lock: int) -> None:
         try:
@@ -151,7 +153,11 @@ def door_application(routes: Routes) -> web.Application:
             raise MalformedMessage(f"The request is not a list of clients: {error}.") from None
         return json_response({client: known for client in clients if (known := routes.users.online_here(ClientId(client))) is not None})
 
+    async def signed(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers[MEMBER_HEADER] = routes.inspection.membership.member.id
+
     application = web.Application(middlewares=[named_errors], client_max_size=routes.settings.publish_bytes_max)
+    application.on_response_prepare.append(signed)
     application.add_routes(
         [
             web.get("/healthz", routes.healthz),

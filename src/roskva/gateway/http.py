@@ -314,7 +314,7 @@ class Routes:
 
     async def inspect_object(self, request: web.Request) -> web.StreamResponse:
         found = await self.details.object(*_object_in(request, "/v1/inspect/objects/"), _page_in(request))
-        others = await self.peers.ask_all(request.path_qs)
+        others = await self.peers.ask_all(request.raw_path)
         return json_response(with_more_owed(found, [msgspec.json.decode(answer) for answer in others.values() if answer is not None]))
 
     async def inspect_object_here(self, request: web.Request) -> web.StreamResponse:
@@ -369,6 +369,8 @@ class Routes:
         here = self.inspection.membership.member
         sharing = [member for member in self.peers.others() if member.public == here.public]
         others = await self.peers.ask_all("/metrics", among=sharing)
+        # One that was killed and started again is there twice for a while, under one name: what the living one says counts.
+        sharing.sort(key=lambda member: others[member.id] is not None)
         answers = {member.name or member.id: others[member.id] for member in sharing} | {here.name or here.id: self.own_metrics()}
         return web.Response(body=merged(answers), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -132,12 +132,14 @@ class Publishing:
         `published_us` is when the publisher was called, by its own word.
         """
         self._metrics.publish_requests += 1
-        at = At(self._trails.now_us(), published_us) if self._trails is not None and self._sampler.is_due(self._clock()) else None
+        received_us = 0 if self._trails is None else self._trails.now_us()
         application, form, items = self._read(body, may)
         outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
         valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
         self._metrics.updates_accepted += len(valid)
+        # Only now: what is refused must not use up the turn of what could be measured.
+        at = At(received_us, published_us) if valid and self._trails is not None and self._sampler.is_due(self._clock()) else None
         await self._append(application, form, valid, outcomes, at)
         return _answer(outcomes)
 

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Coroutine, MutableSequence, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final, Self
 
@@ -36,7 +37,7 @@ class Generator:
     """`async with Generator(...)`: clients `first` to `first + count - 1` of the plan, of which `wanted` arrive, one after the other.
 
     `tokens` are what the clients kept from an earlier run, "" where they kept none. `latest` holds the highest accepted version of each
-    object; processes that share it see each other's.
+    object; processes that share it see each other's, and change it one at a time, by `lock`.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Generator:
         count: int | None = None,
         tokens: Sequence[str] = (),
         latest: MutableSequence[int] | None = None,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
         now_s = time.monotonic()
         count = plan.clients if count is None else count
@@ -57,6 +59,7 @@ class Generator:
         self.clients.tokens[: len(tokens)] = tokens
         self.counts = self.clients.counts
         self.latest: MutableSequence[int] = array("q", [0]) * plan.objects if latest is None else latest
+        self._lock = nullcontext() if lock is None else lock
         self.wanted = 0  # so many clients are to arrive
         self.arrivals_per_s = plan.arrivals_per_s * count / plan.clients
         self.rate_per_s = 0.0  # of publishes
@@ -178,8 +181,9 @@ class Generator:
     # Publishes.
 
     def _accepted(self, number: int, version: int) -> None:
-        if version > self.latest[number]:
-            self.latest[number] = version
+        with self._lock:
+            if version > self.latest[number]:
+                self.latest[number] = version
 
     async def _publish(self) -> None:
         credit, at_s = 0.0, time.time()  # updates that were due until then and are not published
@@ -207,8 +211,17 @@ class Generator:
                 return self.plan.object_of(self.clients.first + index, random.randrange(self.plan.registrations))
         return None
 
+    async def answered(self, timeout_s: float) -> None:
+        """Stop publishing, and wait until all that was published is answered; after so long, for nothing any more."""
+        self.rate_per_s = self.update_every_s = 0.0
+        until_s = time.monotonic() + timeout_s
+        while self.publishing.open_requests and time.monotonic() < until_s:
+            await asyncio.sleep(_STEP_S)
+            self.check()
+        self.publishing.give_up()
+
     async def drained(self, timeout_s: float) -> bool:
-        """Stop publishing, and wait until every client in sync was told whatever was accepted; whether that came about."""
+        """Stop publishing, and wait until every wanted client is in sync and was told whatever was accepted; whether that came about."""
         self.rate_per_s = self.update_every_s = 0.0
         until_s = time.monotonic() + timeout_s
         while True:
@@ -217,10 +230,19 @@ class Generator:
             over = time.monotonic() >= until_s
             if over:
                 self.publishing.give_up()
-            if over or not self.publishing.open_requests:
+            # What one that fell out does not know is not missing: it counts as complete only when all are back.
+            if over or (self.all_in_sync and not self.publishing.open_requests):
                 self.counts.missing = await asyncio.to_thread(self.clients.missing, self.latest)
-                if over or (not self.counts.missing and not self.publishing.open_requests):
-                    return not self.counts.missing
+                complete = self.all_in_sync and not self.counts.missing
+                if over or (complete and not self.publishing.open_requests):
+                    return complete
+
+    @property
+    def lacking(self) -> str:
+        """What `drained` waited for in vain, in words."""
+        out = self.wanted - self.counts.in_sync
+        missing = self.counts.missing
+        return f"{out:,} of {self.wanted:,} clients are not in sync, and the others were not told of {missing:,} accepted versions."
 
     def report(self) -> Report:
         """What was counted; the latencies are of the time since the last report."""

@@ -175,6 +175,7 @@ class _Plan:
     registered_count: int
     planned: dict[ObjectKey, Standing] = field(default_factory=dict)
     planned_ms: dict[ObjectKey, int] = field(default_factory=dict)  # the intervals of what is planned
+    repaired: set[ObjectKey] = field(default_factory=set)  # of what is planned, what yields "unknown"
     cells: list[list[Cell]] = field(default_factory=list)
     events: list[Registration] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
@@ -195,6 +196,9 @@ class _Plan:
     def interval_ms(self, key: ObjectKey) -> int:
         return self.planned_ms[key] if key in self.planned else self.row.interval_ms(key)
 
+    def owes_unknown(self, key: ObjectKey, seqno: int) -> bool:
+        return key in self.repaired if key in self.planned else self.row.owes_unknown(key, seqno)
+
     def add(self, key: ObjectKey, registered: bool, pending: Pending, interval_ms: int = 0) -> None:
         before = self.standing(key)
         seqno = self.next_seqno
@@ -204,6 +208,7 @@ class _Plan:
             self.next_seqno += 1
         self.planned[key] = Standing(seqno, registered)
         self.planned_ms[key] = interval_ms
+        (self.repaired.add if pending.repair else self.repaired.discard)(key)
         if not self.cells or len(self.cells[-1]) >= 2 * _OPERATIONS_PER_WRITE:
             self.cells.append([])
         self.cells[-1] += registration_cells(key, seqno, registered, pending, interval_ms)
@@ -265,17 +270,22 @@ def _application_of(row: ClientRow) -> str:
 
 
 def _register(plan: _Plan, key: ObjectKey, stated: Register | SyncObject, registrations_max: int) -> None:
-    """A client that states no interval leaves the one that its registration has; one that states another registers anew."""
-    held = _held(stated, plan.row.epoch)
+    """A client that states no interval leaves the one that its registration has; one that states another registers anew.
+
+    An "unknown" that the standing registration owes is owed by the new one: no version that the client states covers it.
+    """
+    pending = Pending(_held(stated, plan.row.epoch))
     standing = plan.standing(key)
     if standing is not None and standing.registered:
         if stated.notify_interval_ms is None or stated.notify_interval_ms == plan.interval_ms(key):
             if not plan.is_pending(key, standing.seqno):
                 plan.statuses.append(Status(object=name_to_text(name_of(key)), state=REGISTERED))
             return
+        if plan.owes_unknown(key, standing.seqno):
+            pending = Pending(repair=True)
     elif plan.registered_count >= registrations_max:
         raise TooManyRegistrations(registrations_max)
-    plan.add(key, registered=True, pending=Pending(held), interval_ms=stated.notify_interval_ms or 0)
+    plan.add(key, registered=True, pending=pending, interval_ms=stated.notify_interval_ms or 0)
 
 
 def _unregister(plan: _Plan, key: ObjectKey) -> None:

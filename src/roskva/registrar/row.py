@@ -188,6 +188,15 @@ class ClientRow:
         name = PENDING + key
         return name in self._pending and self._cells[name].timestamp == seqno
 
+    def owes_unknown(self, key: ObjectKey, seqno: int) -> bool:
+        """Whether this registration is being repaired, or yielded an "unknown" that its client has not acknowledged."""
+        if self.is_pending(key, seqno):
+            pending = read_pending(self._cells[PENDING + key])
+            if pending is not None and pending.repair:
+                return True
+        unknown = self.unknown(key)
+        return unknown is not None and unknown.timestamp == seqno and is_waiting(unknown)
+
     def logged(self, key: ObjectKey, seqno: int) -> Cell | None:
         """The notification stored for a registration, waiting or acknowledged."""
         return self._live(log_name(key, seqno))

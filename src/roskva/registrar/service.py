@@ -435,8 +435,8 @@ class Registrar:
         if channel is None:
             return
         unsettled = session.unsettled
-        if unsettled and not session.told_unsettled:
-            self.unsettled_told[session] = None
+        if unsettled and not session.told_unsettled and self.sessions.get(session.client) is session:
+            self.unsettled_told[session] = None  # one that ended meanwhile would never be taken out again
         session.told_unsettled = unsettled
         session.sent_s = self._moment()
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)

@@ -121,7 +121,6 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
         "registrar.delivery",
         "            if not acknowledged or one.told.outcome != OUTCOME_UPDATE:",
         "            if one.told.outcome != OUTCOME_UPDATE:",
-        needs=("lossy network", "drop connection"),
     ),
     mutant(
         "whoever marks does not look where the marks are now",
