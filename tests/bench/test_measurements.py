@@ -20,10 +20,13 @@ from bench.world import Options
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
+CHANGED = {"batch_rest_ms": "100"}  # so that every short window has batches
+
+
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     """One for all: to start it takes longer than to measure it."""
-    with running({"batch_rest_ms": "100"}) as started:  # so that every short window has batches
+    with running(CHANGED) as started:
         yield started
     assert accounting.processes(started.run) == {}
     assert not started.data.exists()
@@ -32,7 +35,7 @@ def service() -> Iterator[Service]:
 def checked(result: Result, folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(result.write(folder).read_text())
     assert {accounting.GATEWAY, accounting.JVM, accounting.WORKERS, accounting.GENERATOR} <= document["cpu_seconds"].keys()
-    assert document["settings"]["changed"] == {"settling_s": "15"}
+    assert document["settings"]["changed"] == {"settling_s": "15", **CHANGED}
     assert draw(document, folder).stat().st_size > 1_000
     figures: dict[str, Any] = document["figures"]
     return figures
