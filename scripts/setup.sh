@@ -122,7 +122,8 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 # First what builds pyspark, which comes as source only: so nothing is downloaded without a hash.
 tools=$(awk '/^[a-z]/ { wanted = /^(setuptools|wheel|packaging)==/ } wanted' requirements.lock)
 pip install --quiet --require-hashes --no-deps -r /dev/stdin <<<"$tools"
-pip install $quiet --require-hashes --no-build-isolation -r requirements.lock
+# The lock file names everything, so nothing is resolved here: older pips would look at releases that came out since, and fail for want of a hash.
+pip install $quiet --require-hashes --no-deps --no-build-isolation -r requirements.lock
 pip install --quiet --no-deps --no-build-isolation -e .
 printf '%s\n' "$key" >$stamp
 [ "$purpose" = up ] || install_typescript_tools
