@@ -9,6 +9,7 @@ import select
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,7 @@ from roskva.config import Settings
 from roskva.errors import FeedFull, PartitionLost
 from roskva.feed import SqliteFeed, open_feed
 from roskva.feed.interface import DEAD_LETTERS, REGISTRATIONS, UPDATES, Entry
+from roskva.feed.sqlite import RECORD_OVERHEAD_BYTES
 from roskva.feed.wake import Wakers
 from roskva.model import partition_of
 from roskva.table import open_manifest
@@ -139,6 +141,21 @@ class TestSize:
             feed.append(UPDATES, [Entry(KEY, b"x" * 10_000)])
             feed.commit("pipeline", UPDATES, feed.newest(UPDATES))
         assert len(everything(feed, UPDATES)) <= 10
+
+    def test_a_batch_of_any_size_takes_its_places_and_counts_once(self, data: Path) -> None:
+        """Statements have places for a power of two; what is left free in one counts for nothing."""
+        feed = open_at(data, bytes_max=10_000_000)
+        first = size = 0
+        for count in (1, 2, 3, 5, 255, 256, 257, 600):
+            entries = [Entry(KEY, b"v" * (index % 7), b"h" * (index % 3)) for index in range(count)]
+            assert feed.append_to(UPDATES, 0, entries) == list(range(first, first + count))
+            assert [record.value for record in feed.read(UPDATES, 0, first, first + count)] == [entry.value for entry in entries]
+            first += count
+            size += sum(len(part) for entry in entries for part in entry) + RECORD_OVERHEAD_BYTES * count
+        with sqlite3.connect(feed.path(UPDATES, 0)) as connection:
+            assert connection.execute("SELECT next_offset, bytes FROM log").fetchall() == [(first, size)]
+        connection.close()
+        feed.close()
 
     def test_a_refused_batch_leaves_nothing(self, feed: SqliteFeed) -> None:
         with pytest.raises(FeedFull):

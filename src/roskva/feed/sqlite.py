@@ -49,10 +49,26 @@ INSERT INTO commits VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET incarnation = excluded.incarnation, offset = excluded.offset
 WHERE excluded.incarnation > incarnation OR (excluded.incarnation = incarnation AND excluded.offset > offset)
 """
-_INSERT: Final = "INSERT INTO records VALUES "
-# Few statements, each prepared once: see table/sqlite.py.
-_ROWS_PER_STATEMENT: Final = (256, 32, 4, 1)
-_INSERTS: Final = {count: _INSERT + ", ".join(["(?, ?, ?, ?, ?)"] * count) for count in _ROWS_PER_STATEMENT}
+# Of this process's connections alone, so that whatever inserts a record counts it.
+_COUNTING: Final = f"""
+PRAGMA temp_store=MEMORY;
+CREATE TEMP TRIGGER counting AFTER INSERT ON main.records BEGIN
+  UPDATE log SET next_offset = new.offset + 1,
+    bytes = bytes + length(new.key) + length(new.headers) + length(new.value) + {RECORD_OVERHEAD_BYTES};
+END;
+"""
+# Few statements, each prepared once. One that has more places than there are records leaves the others out.
+_RECORDS_PER_STATEMENT: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_INSERTS: Final = {
+    count: (
+        "INSERT INTO records SELECT next_offset + column1, ?, column2, column3, column4 FROM log CROSS JOIN"
+        f" (VALUES {', '.join(f'({place}, ?, ?, ?)' for place in range(count))})"
+        " WHERE column1 < ? AND typeof(next_offset) = 'integer' AND next_offset >= 0"
+        " AND typeof(bytes) = 'integer' AND bytes >= 0 AND bytes + ? <= ?"
+    )
+    for count in _RECORDS_PER_STATEMENT
+}
+_NO_RECORD: Final = (None, None, None)
 
 
 class SqliteFeed:
@@ -65,7 +81,7 @@ class SqliteFeed:
         self._bytes_max = bytes_max
         directory = data_dir / "feed"
         self._files = {
-            (topic, partition): PartitionFile(manifest, Address("feed", topic, partition), directory, _TABLES)
+            (topic, partition): PartitionFile(manifest, Address("feed", topic, partition), directory, _TABLES, _COUNTING)
             for topic in TOPICS
             for partition in range(manifest.partitions)
         }
@@ -88,7 +104,9 @@ class SqliteFeed:
         if not entries:
             return []
         size = _size_of(entries)
-        insert = partial(self._file(topic, partition).write, partial(self._insert, entries, size))
+        file = self._file(topic, partition)
+        write = file.write_at_once if len(entries) <= _RECORDS_PER_STATEMENT[-1] else file.write
+        insert = partial(write, partial(self._insert, entries, size))
         first = self._with_room(topic, partition, size, insert)
         return list(range(first, first + len(entries)))
 
@@ -178,26 +196,29 @@ class SqliteFeed:
             raise ValueError(f"there is no partition {partition} of a topic {topic!r} here") from None
 
     def _insert(self, entries: Sequence[Entry], size: int, connection: sqlite3.Connection) -> int:
-        """Within a transaction. Answers the first offset; FeedFull before anything was done."""
-        first, used = _counts(connection)
-        if used + size > self._bytes_max:
-            raise FeedFull(f"The feed holds {used:,} bytes of unread records in this partition; {self._bytes_max:,} are allowed.")
+        """A statement, or several within a transaction. Answers the first offset; FeedFull before anything was done."""
         time_ms = time.time_ns() // 1_000_000
-        parameters: list[object] = []
-        for offset, (key, value, headers) in enumerate(entries, first):
-            parameters += (offset, time_ms, key, headers, value)
-        start = 0
+        last = -1
         try:
-            for count in _ROWS_PER_STATEMENT:
-                while len(parameters) - start >= 5 * count:
-                    connection.execute(_INSERTS[count], parameters[start : start + 5 * count])
-                    start += 5 * count
+            for start in range(0, len(entries), _RECORDS_PER_STATEMENT[-1]):
+                some = entries[start : start + _RECORDS_PER_STATEMENT[-1]]
+                places = next(places for places in _RECORDS_PER_STATEMENT if places >= len(some))
+                parameters: list[object] = [time_ms]
+                for key, value, headers in some:
+                    parameters += (key, headers, value)
+                parameters += _NO_RECORD * (places - len(some))
+                # What is missing in all is asked for by the first, and then there is room for the others.
+                parameters += (len(some), 0 if start else size, self._bytes_max)
+                cursor = connection.execute(_INSERTS[places], parameters)
+                if cursor.rowcount != len(some):
+                    _, used = _counts(connection)
+                    raise FeedFull(f"The feed holds {used:,} bytes of unread records in this partition; {self._bytes_max:,} are allowed.")
+                last = cursor.lastrowid or 0
         except sqlite3.IntegrityError as error:
             if "UNIQUE" not in str(error):
                 raise
             raise Damaged(f"its count of offsets is behind its records: {error}") from error
-        connection.execute("UPDATE log SET next_offset = ?, bytes = ?", (first + len(entries), used + size))
-        return int(first)
+        return last + 1 - len(entries)
 
     def _insert_new(self, entries: list[Entry], connection: sqlite3.Connection) -> int:
         statement = "SELECT 1 FROM once WHERE key = ?"

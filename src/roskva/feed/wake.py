@@ -14,9 +14,13 @@ import secrets
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+LOOK_S: Final = 0.01  # who waits is looked for so often: whoever binds in between may miss one wake-up
 
 
 class Waiter:
@@ -63,6 +67,8 @@ class Wakers:
     _lock: threading.Lock
     _sender: socket.socket | None
     _descriptor: int
+    _names: list[str]
+    _look_s: float
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -90,11 +96,16 @@ class Wakers:
         """Send a byte to everyone who waits for the topic. Never blocks, never raises."""
         if self._pid != os.getpid():
             self._reset()
-        with suppress(OSError):
-            names = [name for name in os.listdir(self._directory) if topic in name.split("+")]
+        with suppress(OSError), self._lock:
+            now_s = time.monotonic()
+            if now_s >= self._look_s:
+                self._names = os.listdir(self._directory)
+                self._look_s = now_s + LOOK_S
+                if self._sender is not None and not self._same_directory():
+                    self._close_sender()
+            names = [name for name in self._names if topic in name.split("+")]
             if names:
-                with self._lock:
-                    self._send(names)
+                self._send(names)
 
     def close(self) -> None:
         idle, self._idle = self._idle, {}
@@ -109,10 +120,11 @@ class Wakers:
         self._lock = threading.Lock()
         self._sender = None
         self._descriptor = -1
+        self._names = []
+        self._look_s = 0.0
 
     def _send(self, names: list[str]) -> None:
-        if self._sender is None or not self._same_directory():
-            self._close_sender()
+        if self._sender is None:
             self._descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         for name in names:

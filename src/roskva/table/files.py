@@ -87,11 +87,12 @@ class PartitionFile:
     _generation: int  # grows when open connections must not come back to the pool
     _turn: threading.Lock
 
-    def __init__(self, manifest: Manifest, address: Address, directory: Path, tables: str) -> None:
+    def __init__(self, manifest: Manifest, address: Address, directory: Path, tables: str, of_connections: str = "") -> None:
         self.address = address
         self._manifest = manifest
         self._directory = directory
         self._tables = tables
+        self._of_connections = of_connections  # statements that every connection begins with
         self._reset()
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -114,6 +115,23 @@ class PartitionFile:
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction. Returning means: durable, in the file that counts."""
+
+        def transact(connection: sqlite3.Connection) -> T:
+            _in_turn(connection, _begin)
+            result = work(connection)
+            connection.execute("COMMIT")
+            return result
+
+        return self._write(transact)
+
+    def write_at_once(self, statement: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write`, of a single statement, which is a transaction by itself; run again if the file was busy.
+
+        A thread that shares the interpreter with a busy one waits for it after every call of SQLite: of these there are few here.
+        """
+        return self._write(lambda connection: _in_turn(connection, statement))
+
+    def _write(self, transact: Callable[[sqlite3.Connection], T]) -> T:
         if self._pid != os.getpid():
             self._leave_to_the_parent()
         turn = self._turn
@@ -123,14 +141,13 @@ class PartitionFile:
             # Writers check after the commit; an old check beforehand only spares work that could not count.
             handle = self._borrow(CHECK_S)
             try:
-                _begin(handle.connection)
-                result = work(handle.connection)
-                handle.connection.execute("COMMIT")
+                result = transact(handle.connection)
             except sqlite3.Error as error:
                 raise self._failed(handle, error) from error
             except BaseException:
                 with suppress(sqlite3.Error):
-                    handle.connection.execute("ROLLBACK")
+                    if handle.connection.in_transaction:
+                        handle.connection.execute("ROLLBACK")
                 self._give_back(handle)
                 raise
         finally:
@@ -270,6 +287,8 @@ class PartitionFile:
             connection.execute("PRAGMA cell_size_check=ON")  # of every page that is read, whether it can be one
             connection.execute("PRAGMA journal_size_limit=67108864")
             connection.execute(f"PRAGMA cache_size=-{PAGES_KEPT_KIB}")
+            if self._of_connections:
+                connection.executescript(self._of_connections)
             meta = connection.execute("SELECT deployment, address, incarnation FROM meta").fetchall()
             damage = damage_of_log(path, index)
             if damage:
@@ -342,13 +361,16 @@ def _is_busy(error: sqlite3.Error) -> bool:
 
 
 def _begin(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _in_turn(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
     """Take the write lock. A writer that was stopped inside its transaction must not hold us up; a busy one may, for a while."""
     give_up_s = quiet_until_s = 0.0
     version: object = None
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            return
+            return work(connection)
         except sqlite3.OperationalError as error:
             if not _is_busy(error):
                 raise
