@@ -32,6 +32,7 @@ from roskva.gateway.commands import Commands
 from roskva.gateway.details import Details
 from roskva.gateway.disk import DiskWatch
 from roskva.gateway.door import Door, door_application
+from roskva.gateway.hinting import Hinting
 from roskva.gateway.http import Routes
 from roskva.gateway.inspection import Inspection
 from roskva.gateway.intake import Intake
@@ -76,8 +77,7 @@ class Gateway:
         self.url = ""
         self.collecting = Collecting(self._sessions)
         self._http: Callable[[], asyncio.Protocol] | None = None
-        self._hinted: list[Update] = []
-        self._stamped: list[Stamps] = []
+        self._hinting = Hinting(self._tell)
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -156,7 +156,8 @@ class Gateway:
         )
         details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
         registry = registry_of(metrics, self.name, self.registrar.counters.items, self._gauges, self.registrar.trails.latency)
-        hint = self._hint if settings.fast_path else None
+        hint = self._hinting.hint if settings.fast_path else None
+        undo.callback(self._hinting.stop)
         publishing = Publishing(settings, feed, epoch_seen, metrics, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
@@ -211,19 +212,7 @@ class Gateway:
         self.links.members_changed(self.view.live)
         self.router.members_changed()
 
-    def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        """Just accepted: to clients that are online, here and at the other gateways.
-
-        In the loop's next turn, together: the busier the loop, the more of them go to a client in one message.
-        """
-        if not self._hinted:
-            asyncio.get_running_loop().call_soon(self._pass_hints_on)
-        self._hinted += updates
-        self._stamped += stamps
-
-    def _pass_hints_on(self) -> None:
-        updates, self._hinted = self._hinted, []
-        stamps, self._stamped = self._stamped, []
+    def _tell(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         self.registrar.fast.updated(updates, stamps)
         self.links.hint(updates, stamps)
 

@@ -26,8 +26,8 @@ BATCH_ROWS_MAX: Final = 1_024
 READERS: Final = 2
 
 # A thread of a lane hands the interpreter's lock over some ten times per batch, and beside a busy event loop waits this long
-# to get it back each time. With Python's own 5 ms a first read was measured at 0.8 s; with 0.3 ms, at 8 ms. With this, the last of a hundred
-# appends beside a loop that is busy for 60 % of the time took 4.4 to 5.6 ms instead of 7.5 to 12.
+# to get it back each time. With Python's own 5 ms a first read was measured at 0.8 s; with 0.3 ms, at 8 ms. With this, the slowest of a
+# hundred appends beside a loop that is busy for 60 % of the time took 4.4 to 5.6 ms instead of 7.5 to 12.
 SWITCH_INTERVAL_S: Final = 0.0001
 
 Item = TypeVar("Item")

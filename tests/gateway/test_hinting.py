@@ -1,0 +1,70 @@
+"""Updates are told together, and the more there is to tell, the longer they are gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from roskva.gateway.hinting import GATHERED_MAX, RESTS, Hinting
+from roskva.model import ObjectKey, Stamps, Update
+
+
+def update(version: int) -> Update:
+    return Update(ObjectKey(b"demo\x000\x00hello"), version, "")
+
+
+class Told:
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.calls: list[tuple[float, list[int]]] = []
+        self._takes_s = takes_s
+
+    def __call__(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        self.calls.append((time.perf_counter(), [one.version for one in updates]))
+        until_s = time.perf_counter() + self._takes_s
+        while time.perf_counter() < until_s:
+            pass
+
+    @property
+    def versions(self) -> list[list[int]]:
+        return [versions for _, versions in self.calls]
+
+
+async def test_what_is_accepted_in_one_turn_is_told_in_the_next_together() -> None:
+    told = Told()
+    hinting = Hinting(told)
+    hinting.hint([update(1)], [])
+    hinting.hint([update(2)], [])
+    assert told.versions == []
+    await asyncio.sleep(0)
+    assert told.versions == [[1, 2]]
+    await asyncio.sleep(0.002)
+    hinting.hint([update(3)], [])
+    await asyncio.sleep(0)
+    assert told.versions == [[1, 2], [3]]
+
+
+async def test_after_telling_much_it_gathers_for_longer() -> None:
+    told = Told(takes_s=0.01)
+    hinting = Hinting(told)
+    hinting.hint([update(1)], [])
+    await asyncio.sleep(0)
+    for version in range(2, 6):
+        hinting.hint([update(version)], [])
+        await asyncio.sleep(0.002)
+    assert told.versions == [[1]]
+    await asyncio.sleep(0.06)
+    assert told.versions == [[1], [2, 3, 4, 5]]
+    between_s = told.calls[1][0] - told.calls[0][0]
+    assert between_s >= 0.01 * (1 + RESTS) - 0.002  # the timer's resolution is a millisecond
+
+
+async def test_no_more_is_gathered_than_allowed() -> None:
+    told = Told(takes_s=0.01)
+    hinting = Hinting(told)
+    hinting.hint([update(0)], [])
+    await asyncio.sleep(0)
+    hinting.hint([update(1)], [])
+    hinting.hint([update(version) for version in range(2, GATHERED_MAX + 1)], [])
+    assert [len(versions) for versions in told.versions] == [1, GATHERED_MAX]
+    hinting.stop()
