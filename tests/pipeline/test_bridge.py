@@ -20,6 +20,7 @@ pytestmark = pytest.mark.spark
 APPLICATIONS = {
     "demo": ApplicationSettings(),
     "shop": ApplicationSettings(object_path="doc.id", version_path="doc.rev", source_path="by"),
+    "mine": ApplicationSettings(source_path="from"),
     "odd": ApplicationSettings(object_path="a b.c'd", version_path="version", source_path="$.x"),
 }
 VALUES: list[tuple[str, bytes]] = [
@@ -88,6 +89,8 @@ VALUES: list[tuple[str, bytes]] = [
     ("shop", b'{"object":"a","version":1}'),
     ("odd", b'{"a b":{"c\'d":"x"},"version":3,"$":{"x":"s"}}'),
 ]
+# The same in a form that is to be translated, so that Spark's reader meets them.
+VALUES += [("mine", value.replace(b'"source"', b'"from"')) for application, value in VALUES if application == "demo"]
 
 
 def through_spark(spark: SparkSession, values: list[tuple[str, bytes]]) -> list[Any]:
@@ -127,13 +130,13 @@ def test_the_usual_forms_are_taken_out_by_spark_alone(spark: SparkSession, monke
 
     monkeypatch.setattr("roskva.pipeline.events.extract", never)
     values = [
-        ("demo 5", b'{"object":"a","version":7,"source":"d","epoch":17,"again":true}'),  # its own words do not count
+        ("mine 5", b'{"object":"a","version":7,"from":"d","epoch":17,"again":true}'),  # its own words do not count
         ("shop", b'{"doc":{"id":8,"rev":"9"}}'),
     ]
     forms = {name: form_of(application) for name, application in APPLICATIONS.items()}
     events = read_events(through_spark(spark, values), forms, lambda _: 3)
     assert [update for update, _ in events.updates] == [
-        Update(object_key("demo", 5, b"a"), 7, "d"),
+        Update(object_key("mine", 5, b"a"), 7, "d"),
         Update(object_key("shop", 3, b"8"), 9, ""),
     ]
 
@@ -145,7 +148,18 @@ def test_what_a_sweep_brought_back_is_read_in_the_standard_form(spark: SparkSess
     assert [update for update, _ in events.updates] == [Update(object_key("shop", 5, b"a"), 7, "", again=True)]
 
 
-def test_one_application_needs_no_branches(spark: SparkSession) -> None:
-    rows = spark.createDataFrame([("updates", b"demo", b'{"object":"a","version":1}')], "topic string, headers binary, value binary")
-    row = bridge(rows, {"demo": ApplicationSettings()}).collect()[0]
-    assert (bytes(row["object"]), bytes(row["version"]), row["source"], row["kinds"]) == (b"a", b"1", None, "STRING,BIGINT")
+def test_what_is_in_the_standard_form_is_left_to_the_matcher(spark: SparkSession) -> None:
+    rows = [("updates", b"demo", b'{"object":"a","version":1}'), ("updates", b"mine", b'{"object":"a","version":1}')]
+    frame = spark.createDataFrame(rows, "topic string, headers binary, value binary")
+    demo, mine = bridge(frame, APPLICATIONS).collect()
+    assert (demo["object"], demo["version"], demo["source"]) == (None, None, None)
+    assert (bytes(mine["object"]), bytes(mine["version"]), mine["source"], mine["kinds"]) == (b"a", b"1", None, "STRING,BIGINT")
+
+
+def test_without_forms_of_their_own_nothing_is_planned(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([("updates", b"demo", b'{"object":"a","version":1}')], "topic string, headers binary, value binary")
+    bridged = bridge(frame, {"demo": ApplicationSettings()})
+    row = bridged.collect()[0]
+    assert [row[name] for name in ("object", "version", "source", "kinds")] == [None] * 4
+    plan = bridged._jdf.queryExecution().toString()
+    assert "parse_json" not in plan
