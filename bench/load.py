@@ -41,7 +41,7 @@ class _Connection(asyncio.Protocol):
         head, found, rest = self._buffer.partition(b"\r\n\r\n")
         if not found:
             return
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
         if len(rest) < length:
             return
         self._buffer = rest[length:]
@@ -77,6 +77,7 @@ class Publishers:
         self._url = url
         self._application = application
         self._host = url.removeprefix("http://")
+        self._head = f"POST /v1/publish HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: ".encode()
         self._objects = objects
         self._wanted = connections
         self._free: list[_Connection] = []
@@ -130,8 +131,7 @@ class Publishers:
             body = f'{{"application":"{self._application}",{items[0][1:]}'.encode()
         else:
             body = f'{{"application":"{self._application}","updates":[{",".join(items)}]}}'.encode()
-        head = f"POST /v1/publish HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        request = Request(head.encode() + body, count, due_s, answered)
+        request = Request(b"%s%d\r\n\r\n%s" % (self._head, len(body), body), count, due_s, answered)
         if not self._all:
             raise BenchFailed("The gateway closed every connection of the publishers.")
         self.open_requests += 1

@@ -32,7 +32,7 @@ class FeedLanes:
     """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop.
 
     `look` is called in the lane's thread after each commit, once for all whose entries were in it. Between the beginnings of two commits
-    lie at least `rest_s`.
+    lie about `rest_s`: less after a call that came alone, more after many.
     """
 
     def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None, rest_s: float = 0.0) -> None:

@@ -47,13 +47,14 @@ class Addresses:
     def __init__(self, settings: Settings) -> None:
         self._proxies = AddressSet(settings.proxies, "proxies")
         self._unlimited = AddressSet(settings.unlimited_addresses, "unlimited_addresses")
+        self.counted = lru_cache(_KNOWN_MAX)(self._counted)  # by the peer and the X-Forwarded-For that it sent
 
     def is_proxy(self, peer: str) -> bool:
         address = parsed(peer)
         return address is not None and address in self._proxies
 
-    def counted(self, peer: str, forwarded: str = "") -> str:
-        """What connections of this peer are counted by; `forwarded` is the X-Forwarded-For that it sent."""
+    def _counted(self, peer: str, forwarded: str = "") -> str:
+        """What connections of this peer are counted by."""
         address = parsed(peer)
         if forwarded and address is not None and address in self._proxies:
             address = parsed(forwarded.rpartition(",")[2]) or address

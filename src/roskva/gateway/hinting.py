@@ -1,8 +1,8 @@
 """What was just accepted goes to the clients that are online, here and at the other gateways: gathered, and told together.
 
-Whatever is accepted within a turn of the event loop is told in the next. After that there is a rest, three times as long as the telling took:
-too short to be noticed while little is published, and the more there is to tell, the more of a client's notifications share a message, a
-system call and an acknowledgement. Nothing waits for this that is promised: the pipeline tells whatever is not told here.
+Whatever is accepted within a turn of the event loop is told in the next. After that there is a rest, three times as long as the telling
+took: too short to be noticed while little is published, and the more there is to tell, the more of a client's notifications share a
+message, a system call and an acknowledgement. Nothing waits for this that is promised: the pipeline tells whatever is not told here.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -228,7 +229,7 @@ class Publishing:
         return stamps
 
     def _grouped(self, stamp: Stamp, items: list[tuple[int, _Valid]], sampled: int, at: At | None) -> dict[int, _Group]:
-        headers = stamp.encode()
+        headers = _headers(stamp)
         sampled_headers = headers if at is None else stamp._replace(at=at).encode()
         start = object_key(stamp.application, stamp.epoch or 0, b"")
         partitions = self._settings.partitions
@@ -269,6 +270,12 @@ class Publishing:
         self._metrics.updates_unavailable += len(indexes)
         for index in indexes:
             outcomes[index] = error
+
+
+@lru_cache(1_024)
+def _headers(stamp: Stamp) -> bytes:
+    """Most updates of an application have the same."""
+    return stamp.encode()
 
 
 def _decode_loosely(body: bytes) -> _LooseRequest:

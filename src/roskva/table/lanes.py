@@ -24,6 +24,7 @@ BATCH_CELLS_MAX: Final = 2_000  # of one transaction, a larger single call aside
 QUEUED_READS_MAX: Final = 50_000
 BATCH_ROWS_MAX: Final = 1_024
 READERS: Final = 2
+MANY_CALLS: Final = 16  # in one batch
 
 # A thread of a lane hands the interpreter's lock over some ten times per batch, and beside a busy event loop waits this long
 # to get it back each time. With Python's own 5 ms a first read was measured at 0.8 s; with 0.3 ms, at 8 ms. With this, the slowest of a
@@ -117,8 +118,7 @@ class Lane(Generic[Item, Result]):
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
             self._idle -= 1
             if self._rest_s:
-                # Half of it after a call that came alone: calls that come a little further apart than that wait for nobody.
-                self._rests_until_s = self._loop.time() + (self._rest_s if count > 1 else self._rest_s / 2)
+                self._rests_until_s = self._loop.time() + self._rest_s * _rest_after(count)
             self._batches.put(batch)
 
     def _run(self) -> None:
@@ -148,6 +148,11 @@ class Lane(Generic[Item, Result]):
             self._flush_when_due()
         if self._emptied is not None and not self._waiting and not self._weight and not self._emptied.done():
             self._emptied.set_result(None)
+
+
+def _rest_after(calls: int) -> float:
+    """Half of it after one that came alone, so that those which come a little further apart than that wait for nobody; twice after many."""
+    return 0.5 if calls == 1 else 1.0 if calls < MANY_CALLS else 2.0
 
 
 async def all_of(futures: Sequence[asyncio.Future[Result]]) -> list[Result]:
