@@ -16,7 +16,7 @@ from roskva.config import ApplicationSettings, Settings
 from roskva.errors import FeedFull, MalformedMessage
 from roskva.feed import UPDATES, Entry, Record, open_feed
 from roskva.feed.lanes import Appended
-from roskva.gateway.publish import Publishing
+from roskva.gateway.publish import LARGE_BYTES, Publishing
 from roskva.gateway.service import Gateway
 from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
 from roskva.model import PUBLISHED_HEADER, ObjectKey, Stamps, Update, name_of, object_key, partition_of
@@ -231,6 +231,27 @@ async def test_full_feed_answers_503(settings: Settings) -> None:
     assert status == 503
     assert json.loads(answer)["error"]["code"] == "feed-full"
     assert [result["error"]["code"] for result in json.loads(answer)["results"]] == ["feed-full", "invalid-name"]
+
+
+async def test_large_requests_are_read_one_in_a_turn_of_the_loop_and_small_ones_pass_them(settings: Settings) -> None:
+    feed = FullPartition(4, set())
+    publishing = Publishing(settings, feed, lambda application: 0, Metrics())
+    updates = [{"object": f"large-{number}", "version": 1} for number in range(1_000)]
+    large = json.dumps({"application": "demo", "updates": updates}).encode()
+    assert len(large) > LARGE_BYTES
+    under_way = [asyncio.create_task(publishing.publish(large)) for _ in range(10)]
+    read_in_turn: list[int] = []
+    for turn in range(40):
+        before = len(feed.appended)
+        if turn == 1:
+            under_way.append(asyncio.create_task(publishing.publish(b'{"application":"demo","object":"small","version":1}')))
+        await asyncio.sleep(0)
+        read_in_turn.append((len(feed.appended) - before) // 1_000)
+    assert max(read_in_turn) == 1
+    assert sum(read_in_turn) == 10
+    place = next(number for number, entry in enumerate(feed.appended) if entry.key.endswith(b"small"))
+    assert place <= 2_000
+    assert [status for status, _ in await asyncio.gather(*under_way)] == [200] * 11
 
 
 async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: Settings) -> None:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from roskva.config import ApplicationSettings, Settings
-from roskva.model import ClientId, ObjectKey, object_key
+from roskva.model import OUTCOME_UPDATE, SETTLED, ClientId, ObjectKey, Propagation, object_key
 from roskva.protocol.messages import Notify
 from roskva.registrar.cells import REG, REGISTERED, WAITING, log_cell
 from roskva.registrar.row import ClientRow, Waiting
@@ -50,6 +51,37 @@ async def silenced(crowd: Crowd, count: int) -> list[Caller]:
         for name in caller.core.desired:
             crowd.matching.publish(name, 1)
     return silent
+
+
+def test_a_large_call_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fan-out to very many: each turn looks at some of them, and the verdicts are those of all."""
+    crowd = Crowd(settings())
+    looked: list[int] = []
+
+    async def work() -> None:
+        callers = crowd.gather(1_000, lambda number: [b"news"])
+        await crowd.until(crowd.all_told)
+        registrar = crowd.registrar
+        judge = registrar.delivery._judge
+
+        async def counted(told: Sequence[tuple[int, Propagation]], rows: dict[ClientId, ClientRow]) -> list[Any]:
+            looked.append(len(told))
+            return await judge(told, rows)
+
+        monkeypatch.setattr(registrar.delivery, "_judge", counted)
+        key = object_key("demo", 0, b"news")
+        tuples = [
+            Propagation(session.client, key, standing.seqno, OUTCOME_UPDATE, 7)
+            for session in registrar.sessions.values()
+            if (row := registrar.rows.peek(session.client)) is not None and (standing := row.standing(key)) is not None
+        ]
+        assert len(tuples) == 1_000
+        assert await registrar.propagate(tuples) == [SETTLED] * 1_000
+        await asyncio.sleep(1.0)
+        assert [caller.known[b"news"] for caller in callers] == [7] * 1_000
+
+    crowd.run(work())
+    assert looked == [200] * 5
 
 
 def test_a_healthy_client_is_told_soon_although_silent_ones_fill_the_memory() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from roskva.config import Settings
 from roskva.errors import BadRequest, Unavailable
@@ -36,13 +36,17 @@ from roskva.registrar.fast import FastPath
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
 from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave
-from roskva.registrar.trails import NOBODY, Trails
+from roskva.registrar.trails import NOBODY, ByUpdate, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.table.interface import Cell
 
 _SENT_JUST_NOW_S: Final = 1.0
 _READING_FOR_ACKS_MAX: Final = 1_000  # messages with acknowledgements that wait for their client's row
 _TURN_S: Final = 0.001
+# Tuples of one call that are looked at in a turn of the event loop: a large fan-out comes in calls of 1,000, and others wait for each turn.
+_TOLD_PER_TURN: Final = 200
+
+Item = TypeVar("Item")
 
 
 class _Owed(NamedTuple):
@@ -57,9 +61,27 @@ class _Owed(NamedTuple):
     version: int | None
 
 
+class _Told:
+    """What has become of a call so far."""
+
+    __slots__ = ("awaited", "reissues", "verdicts", "wave")
+
+    def __init__(self, wave: Wave, verdicts: list[int]) -> None:
+        self.wave = wave
+        self.verdicts = verdicts
+        self.awaited: list[_Owed] = []  # sent, to clients that usually answer in time
+        self.reissues: dict[ClientId, list[int]] = {}  # places in the call
+
+
 # A propagation, its place in the call, and what its client's row makes of it; no row: it cannot be read now.
 _Judged = tuple[int, Propagation, ClientRow | None, core.Judgement]
 _NOT_READ: Final = core.Judgement()
+
+
+def _in_turns(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """So many as do not keep others waiting; once, also if there are none."""
+    for start in range(0, max(1, len(items)), _TOLD_PER_TURN):
+        yield items[start : start + _TOLD_PER_TURN]
 
 
 def _entries(owed: Iterable[_Owed]) -> Iterator[tuple[Session, Outstanding]]:
@@ -134,43 +156,27 @@ class Delivery:
                 (asked if told.outcome in ASKED else mine).append((index, told))
         if not mine and not asked:
             return verdicts
-        rows, _ = await self._rows.get_many([told.client for _, told in mine], fresh=settling)
-        judged = await self._judge(mine, rows)
-        wave = Wave(self._clock)
-        at_once: list[_Owed] = []
-        awaited: list[_Owed] = []
-        reissues: dict[ClientId, list[int]] = {}
-        outbox: dict[Session, list[Notify]] = {}
-        now_s = self._clock()
-        for index, told, row, judgement in judged:
-            if row is None:
-                verdicts[index] = UNAVAILABLE
-            elif judgement.verdict is not None:
-                verdicts[index] = judgement.verdict
-                self._counters.void += 1
-            elif judgement.reissue:
-                reissues.setdefault(told.client, []).append(index)
-            else:
-                owed = self._send(index, told, row, wave, outbox, now_s)
-                (awaited if owed.entry is not None and owed.entry.waves else at_once).append(owed)
-        followed = self._trails.follow(sampled, _entries((*at_once, *awaited)), now_s) if sampled else NOBODY
-        for session, notifications in outbox.items():
-            self._speak(session, notify=notifications)
-            if followed and session in followed:
-                self._trails.sent(followed[session])
-        first = asyncio.ensure_future(self._store(at_once, verdicts))
-        asyncio.get_running_loop().call_later(_TURN_S, self._turned, now_s)
+        told_now = _Told(Wave(self._clock), verdicts)
+        writes: list[asyncio.Future[None]] = []
+        for some in _in_turns(mine):
+            if writes:
+                await asyncio.sleep(0)
+            at_once = await self._tell(some, told_now, settling, sampled)
+            writes.append(asyncio.ensure_future(self._store(at_once, verdicts)))
         wait_s = self._settings.ack_wait_ms / 1000.0
-        await wave.wait(wait_s)
+        await told_now.wave.wait(wait_s)
         unsettled: list[_Owed] = []
-        for one in awaited:
+        for one in told_now.awaited:
             acknowledged = one.entry is not None and one.entry.acknowledged
             if one.session is not None and not acknowledged:
                 one.session.answered(2 * (wait_s + self._lag_s))  # so that who never answers does not hold up every batch
             if not acknowledged or one.told.outcome != OUTCOME_UPDATE:  # an acknowledged update leaves nothing to write
                 unsettled.append(one)
-        await self._store(unsettled, verdicts)
-        await first
+        for some_owed in _in_turns(unsettled):
+            await self._store(some_owed, verdicts)
+        for write in writes:
+            await write
+        reissues = told_now.reissues
         repairs = (self._reissue(client, [propagations[index] for index in indexes]) for client, indexes in reissues.items())
         for indexes, repaired in zip(reissues.values(), await asyncio.gather(*repairs), strict=True):
             for index, verdict in zip(indexes, repaired, strict=True):
@@ -178,6 +184,36 @@ class Delivery:
         for (index, _), verdict in zip(asked, await self._collect([told for _, told in asked]), strict=True):
             verdicts[index] = verdict
         return verdicts
+
+    async def _tell(
+        self, propagations: Sequence[tuple[int, Propagation]], told_now: _Told, settling: bool, sampled: ByUpdate | None
+    ) -> list[_Owed]:
+        """Some of a call, in one turn of the event loop: read, judged, sent. Answers what is to be written without waiting for anybody."""
+        rows, _ = await self._rows.get_many([told.client for _, told in propagations], fresh=settling)
+        judged = await self._judge(propagations, rows)
+        at_once: list[_Owed] = []
+        awaited: list[_Owed] = []
+        outbox: dict[Session, list[Notify]] = {}
+        now_s = self._clock()
+        for index, told, row, judgement in judged:
+            if row is None:
+                told_now.verdicts[index] = UNAVAILABLE
+            elif judgement.verdict is not None:
+                told_now.verdicts[index] = judgement.verdict
+                self._counters.void += 1
+            elif judgement.reissue:
+                told_now.reissues.setdefault(told.client, []).append(index)
+            else:
+                owed = self._send(index, told, row, told_now.wave, outbox, now_s)
+                (awaited if owed.entry is not None and owed.entry.waves else at_once).append(owed)
+        followed = self._trails.follow(sampled, _entries((*at_once, *awaited)), now_s) if sampled else NOBODY
+        for session, notifications in outbox.items():
+            self._speak(session, notify=notifications)
+            if followed and session in followed:
+                self._trails.sent(followed[session])
+        told_now.awaited += awaited
+        asyncio.get_running_loop().call_later(_TURN_S, self._turned, now_s)
+        return at_once
 
     def _is_covered(self, session: Session, told: Propagation) -> bool:
         return told.outcome == OUTCOME_UPDATE and self._fast.covers(session, told.object, told.seqno, told.version)
