@@ -11,6 +11,8 @@
  * have been the service's, later after a refusal; each time that it fails the pause doubles.
  */
 
+import { URL_TRIES } from "./settings.ts";
+
 export type Kind = "websocket" | "long-poll" | "carried";
 /**
  * Why a connection did not come about: nobody accepted one; it was accepted, but led nowhere; or what answered will not carry this
@@ -18,7 +20,6 @@ export type Kind = "websocket" | "long-poll" | "carried";
  */
 export type Failure = "unreachable" | "broken" | "refused";
 
-const URL_TRIES = 3;
 const WEBSOCKET_TRIES = 2;
 const YOUNG_S = 60;
 export const STAY_S = 180;

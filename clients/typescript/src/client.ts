@@ -83,16 +83,17 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
   }
 
   async #start(): Promise<void> {
-    if (this.#closed) throw new ClientStopped("The client was closed.");
+    this.#check(null);
     const tell = (told: Told): void => this.#told(told);
-    const { tabs, _stateAlone: stateAlone } = this.#options;
+    const { tabs, state, _stateAlone: stateAlone } = this.#options;
     if (tabs) {
-      const { SharedSession } = await import("./tabs/shared.ts"); // what only browsers have a use for is loaded there
       try {
+        const { SharedSession } = await import("./tabs/shared.ts"); // what only browsers have a use for is loaded there
         await (this.#source = new SharedSession(this.#options, tell)).start();
       } catch (error) {
-        if (error instanceof RoskvaError) throw error;
-        this.#source = null; // the browser has what it takes, but not for this page
+        // With a state of the application's own: another tab may have loaded it, and two clients with one state supersede each other.
+        if (error instanceof RoskvaError || (!this.#source && state === stateAlone)) throw error;
+        this.#source = null; // the browser has what it takes, but not for this page; or it could not be loaded
       }
     }
     if (!this.#source) {
@@ -256,7 +257,7 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
    * loop left without coming back (a break, an exception) is given to the next loop again.
    */
   [Symbol.asyncIterator](): AsyncIterableIterator<Notification> {
-    if (this.#options.onNotify) throw new InvalidSetting("There is nothing to loop over: onNotify is told everything.");
+    if (this.#options.onNotify) throw new InvalidSetting("onNotify is told everything.");
     return this.#loop();
   }
 
@@ -282,13 +283,13 @@ export class Client extends EventTarget implements Registrations, AsyncIterable<
 
   async #running(): Promise<Source> {
     await this.start();
-    return this.#check(this.#source as Source);
+    return this.#check(this.#source);
   }
 
-  #check(source: Source): Source {
-    if (source.stopped) throw source.stopped;
+  #check(source: Source | null): Source {
+    if (source?.stopped) throw source.stopped;
     if (this.#closed) throw new ClientStopped("The client was closed.");
-    return source;
+    return source as Source;
   }
 
   #unregister(source: Source, name: Name, forget: boolean): void {

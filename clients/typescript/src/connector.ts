@@ -28,17 +28,19 @@ export class Connector implements Connections {
   readonly #channel: ChannelChoice;
   readonly #socket: SocketClass | undefined;
   readonly #fetch: SessionOptions["fetch"];
-  readonly #over = new AbortController();
+  readonly #over: AbortSignal; // aborted: whatever is being made is of no use any more
   readonly #choice: Choice;
   #attempt: Attempt;
   #returned: Link | null = null; // made beside long polls, to take their place
 
-  constructor({ _urls: urls, channel, _socket: socket, fetch, clock }: SessionOptions, first?: Outcome) {
+  constructor({ _urls: urls, channel, _socket: socket, fetch, clock }: SessionOptions, over: AbortSignal, first?: Outcome) {
     this.#urls = urls;
     this.#channel = channel;
     this.#socket = socket;
     this.#fetch = fetch;
     this.#clock = clock;
+    this.#over = over;
+    over.addEventListener("abort", () => this.#returned?._shut(), { once: true });
     this.#choice = new Choice(urls.length, kindOf(channel, socket), Math.random);
     this.#attempt = this.#choice._attempt(0);
     this.url = urls[0] as string;
@@ -49,12 +51,6 @@ export class Connector implements Connections {
 
   _pauseS({ config, spreadS }: ClientCore, failures: number): number {
     return this.#returned ? 0 : connectPauseS(config, failures, Math.random(), spreadS);
-  }
-
-  /** Whatever is being made is of no use any more. */
-  close(): void {
-    this.#over.abort();
-    this.#returned?._shut();
   }
 
   /** The next connection. NotConnected says why there is none; then it is another's turn. */
@@ -75,11 +71,11 @@ export class Connector implements Connections {
   async #make(): Promise<Link> {
     if (typeof this.#channel !== "string") return this.#channel.link();
     if (this._kind !== "long-poll") return this.#webSocket();
-    return LongPollLink.connect(this.url, this.#over.signal, this.#fetch);
+    return LongPollLink.connect(this.url, this.#over, this.#fetch);
   }
 
   #webSocket(): Promise<Link> {
-    return connectWebSocket(this.url, this.#socket as SocketClass, this.#over.signal);
+    return connectWebSocket(this.url, this.#socket as SocketClass, this.#over);
   }
 
   /** Run the connection to its end; answers why it ended. */

@@ -1,6 +1,5 @@
 /**
- * A client's first connections: to the first address, over a WebSocket or the application's channel. What chooses between several is
- * loaded later (connector.ts).
+ * A client's first connections: over a WebSocket or the application's channel. What chooses between several is loaded later (connector.ts).
  */
 
 import type { Channel } from "./channels/channel.ts";
@@ -8,7 +7,6 @@ import { type Link, NotConnected, type Received } from "./channels/link.ts";
 import { connectWebSocket, type SocketClass } from "./channels/websocket.ts";
 import type { Kind } from "./choice.ts";
 import type { ClientCore } from "./core/core.ts";
-import { pauseS } from "./core/limits.ts";
 import type { SessionOptions } from "./session.ts";
 
 export type ChannelChoice = "auto" | "websocket" | "long-poll" | Channel;
@@ -24,25 +22,12 @@ export interface Connections {
   _connect(): Promise<Link>;
   /** Run the connection to its end; answers why it ended. */
   _carry(link: Link, received: Received): Promise<string>;
-  /** Whatever is being made is of no use any more. */
-  close(): void;
 }
 
-export function firstConnections({ _urls: [url], channel, _socket: socket }: SessionOptions): Connections {
-  const over = new AbortController();
-  const kind = kindOf(channel, socket);
-  return {
-    url: url as string,
-    _kind: kind === "auto" ? "websocket" : kind,
-    _pauseS: ({ config }, failures) => pauseS(config, failures, Math.random()),
-    async _connect() {
-      if (typeof channel !== "string") return channel.link();
-      if (kind === "long-poll") throw new NotConnected("What polls is not loaded.", "unreachable");
-      return connectWebSocket(url as string, socket as SocketClass, over.signal);
-    },
-    _carry: (link, received) => link._run(received),
-    close: () => over.abort(),
-  };
+export async function connectFirst(url: string, { channel, _socket: socket }: SessionOptions, signal: AbortSignal): Promise<Link> {
+  if (typeof channel !== "string") return channel.link();
+  if (kindOf(channel, socket) === "long-poll") throw new NotConnected("What polls is not loaded.", "unreachable");
+  return connectWebSocket(url, socket as SocketClass, signal);
 }
 
 export const kindOf = (channel: ChannelChoice, socket: SocketClass | undefined): Kind | "auto" =>

@@ -78,17 +78,15 @@ export function settled(url: string | readonly string[], options: ClientOptions)
   checkChannel(channel, socket);
   const urls = typeof channel !== "string" ? ["the application's channel"] : addresses(url);
   const key = `roskva:${application}:${device}`;
-  const state = options.state ?? defaultState(tabs ? scopeOf(application, device) : key, tabs);
-  const stateAlone = tabs ? (options.state ?? defaultState(key, false)) : state;
+  const stateAlone = options.state ?? defaultState(key, false);
+  const state = tabs ? (options.state ?? defaultState(scopeOf(application, device), true)) : stateAlone;
   return { ...options, _urls: urls, channel, _socket: socket, device, config, clock, tabs, state, _stateAlone: stateAlone };
 }
 
 function checkChannel(channel: unknown, socket: unknown): void {
-  if ((channel as Partial<Channel> | null)?.listen || channel === "auto" || channel === "long-poll") return;
-  if (channel !== "websocket") {
-    throw new InvalidSetting(`${channel} is not a channel. Use auto, websocket, long-poll or a Channel.`);
-  }
-  if (!socket) throw new InvalidSetting("There is no WebSocket here: give its class.");
+  const named = channel === "auto" || channel === "long-poll" || (channel === "websocket" && socket);
+  if (named || (channel as Partial<Channel> | null)?.listen) return;
+  throw new InvalidSetting(`${channel} is not a channel here. Use auto, websocket, long-poll or a Channel.`);
 }
 
 function addresses(url: string | readonly string[]): string[] {

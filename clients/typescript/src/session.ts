@@ -12,15 +12,15 @@ import type { Clock } from "./clock.ts";
 import type { Credentials, Provider } from "./credentials.ts";
 import type { Outcome } from "./connector.ts";
 import type { Action } from "./core/actions.ts";
-import { ClientCore, needsRest } from "./core/core.ts";
-import { MalformedMessage, type RoskvaError } from "./core/errors.ts";
-import { type Config, decodeServer, encode } from "./core/messages.ts";
+import { ClientCore } from "./core/core.ts";
+import type { MalformedMessage, RoskvaError } from "./core/errors.ts";
+import { pauseS } from "./core/limits.ts";
+import { type Config, decodeServer, encode, type ServerMessage } from "./core/messages.ts";
 import type { Name } from "./core/model.ts";
-import { FULL_SYNC_MAX } from "./core/settings.ts";
-import { type ChannelChoice, type Connections, firstConnections } from "./first.ts";
+import { type ChannelChoice, type Connections, connectFirst, kindOf } from "./first.ts";
 import type { Following } from "./following.ts";
 import type { Notification } from "./registrations.ts";
-import { DRAIN_S, LOAD_S } from "./settings.ts";
+import { DRAIN_S, LOAD_S, URL_TRIES } from "./settings.ts";
 import type { Source, Told } from "./source.ts";
 import { openIdentity, type StateStore, unguessable } from "./stores/store.ts";
 
@@ -45,17 +45,20 @@ export class Session implements Source {
   device: string;
   readonly _options: SessionOptions;
   readonly #tell: (told: Told) => void;
-  #connector: Connections;
+  #connector: Connections | null = null; // loaded later
+  #address = 0; // without it: how often the client went on to the next address
+  readonly #over = new AbortController();
   _core!: ClientCore;
   _following: Following | null = null; // loaded later
   #credentials: Credentials | null = null; // loaded by those who need it
   _link: Link | null = null;
   #cancelTimer = (): void => {};
   _endPause = (): void => {};
-  #unlisten = (): void => {};
+  _unlisten = (): void => {};
+  /** The connection may be gone without a word. What looks is loaded later. */
+  wake = (): void => {};
   #preparing: Promise<Later | null> | null = null;
   #later: Later | null = null;
-  #chosen = false;
   #running: Promise<void> = Promise.resolve();
   #writing: Promise<void> = Promise.resolve(); // of the state
   #toAcknowledge: Notification[] = [];
@@ -67,7 +70,6 @@ export class Session implements Source {
   constructor(options: SessionOptions, tell: (told: Told) => void) {
     this._options = options;
     this.#tell = tell;
-    this.#connector = firstConnections(options);
     this.device = options.device;
   }
 
@@ -92,19 +94,21 @@ export class Session implements Source {
   }
 
   get inSync(): boolean {
-    return !this.#closed && this._core.inSync(this._now());
+    return this._core.inSync(this._now());
   }
 
   get _confirmed(): boolean {
-    return !this.#closed && this._core.confirmed(this._now());
+    return this._core.confirmed(this._now());
   }
 
   get url(): string {
-    return this.#connector.url;
+    const { _urls: urls } = this._options;
+    return this.#connector?.url ?? (urls[this.#address % urls.length] as string);
   }
 
   get channel(): string {
-    return this.#connector._kind;
+    const { channel, _socket: socket } = this._options;
+    return this.#connector?._kind ?? kindOf(channel, socket).replace("auto", "websocket");
   }
 
   get stopped(): RoskvaError | null {
@@ -160,11 +164,6 @@ export class Session implements Source {
     void this.#prepare().then((later) => later && this._perform(later.forget(this._core, this._now())));
   }
 
-  /** The connection may be gone without a word. */
-  wake(): void {
-    this.#later?.wake(this);
-  }
-
   async _deleteState(): Promise<void> {
     this.#forgotten = true;
     await this.#writing; // one that has begun
@@ -176,12 +175,12 @@ export class Session implements Source {
     this.#flushAcknowledgements();
     this.#closed = true;
     this.#cancelTimer();
-    this.#unlisten();
+    this._unlisten();
     this.#credentials?.close();
     if (this._link) await this.#atMost(DRAIN_S, this._link._drained());
     this._perform(this._core.stop());
     this._endPause();
-    this.#connector.close();
+    this.#over.abort();
     await this.#running;
     await this._options.state.close?.();
   }
@@ -215,31 +214,26 @@ export class Session implements Source {
       }
     }
     this.#setTimer();
-    if (!this.#preparing && (this.inSync || this._core.desired.size > FULL_SYNC_MAX)) void this.#prepare();
     this.#tell({ kind: "changed" });
   }
 
-  /** Load the rest (later.ts). Null: it cannot be loaded now. Whoever needs it next tries again, at the latest when a connection ends. */
+  /** Load the rest (later.ts). Null: it cannot be loaded now, and whoever has a use for it next tries again. Nothing waits for long. */
   #prepare(): Promise<Later | null> {
     return (this.#preparing ??= import("./later.ts").then(
       (later) => {
         if (this.#closed) return null;
-        this._core._rest = later.rest;
-        this._following = new later.Following(this._core, this._now());
-        this.#unlisten = later.onWake(this._options.clock, () => this.wake(), () => this._link?._hangUp("the page was left"));
-        this.#later = later;
-        this._perform([]); // there is more to be known, of what is followed
-        return later;
+        later.complete(this);
+        return (this.#later = later);
       },
       () => (this.#preparing = null),
     ));
   }
 
-  /** From now on addresses and channels are chosen by what became of the connections before; first of the one that was not chosen. */
-  #choose(outcome?: Outcome): void {
-    if (!this.#later || this.#chosen) return;
-    this.#chosen = true;
-    this.#connector = new this.#later.Connector(this._options, outcome);
+  /** From now on, if it can be loaded, addresses and channels are chosen by what became of the connections; first of the one before. */
+  async #choose(outcome?: Outcome): Promise<void> {
+    if (this.#connector || this._over()) return;
+    await this.#atMost(LOAD_S, this.#prepare());
+    if (this.#later) this.#connector = new this.#later.Connector(this._options, this.#over.signal, outcome);
   }
 
   #setTimer(): void {
@@ -250,7 +244,6 @@ export class Session implements Source {
   }
 
   #writeState(state: string): void {
-    if (this.#forgotten) return;
     const write = async (): Promise<void> => {
       try {
         if (!this.#forgotten) await this._options.state.write(state);
@@ -262,17 +255,14 @@ export class Session implements Source {
   }
 
   async #stayConnected(): Promise<void> {
-    if (this.channel === "long-poll") {
-      await this.#prepare();
-      this.#choose();
-    }
+    if (this.channel === "long-poll") await this.#choose();
     for (let failures = 0; !this._over(); ) {
       await this.#credentials?._beforeConnecting();
       let beganS = 0;
       let link: Link | null = null;
       let error: unknown;
       try {
-        link = await this.#connector._connect();
+        link = await (this.#connector?._connect() ?? connectFirst(this.url, this._options, this.#over.signal));
         beganS = this._now();
         const heard = await this.#connection(link);
         failures = heard ? 0 : failures + 1;
@@ -282,10 +272,10 @@ export class Session implements Source {
         if (!failures && !this.#closed) this._report(error instanceof NotConnected ? "service-unreachable" : "internal", this._unreachable);
         failures += 1;
       }
-      const livedS = this._now() - beganS;
-      if (!this.#later && !this._over()) await this.#atMost(LOAD_S, this.#prepare());
-      this.#choose({ error, link, livedS });
-      if (!this._over()) await this.#pause(this.#connector._pauseS(this._core, failures));
+      if (failures && failures % URL_TRIES === 0) this.#address += 1;
+      await this.#choose({ error, link, livedS: this._now() - beganS });
+      const ownS = pauseS(this._core.config, failures, Math.random());
+      if (!this._over()) await this.#pause(this.#connector?._pauseS(this._core, failures) ?? ownS);
     }
   }
 
@@ -317,12 +307,17 @@ export class Session implements Source {
     this._link = link;
     this._connects();
     try {
-      this._unreachable = `The connection to ${this.url} was ${await this.#connector._carry(link, (data) => this.#received(link, data))}.`;
+      this._unreachable = `The connection to ${this.url} was ${await this.#carry(link)}.`;
     } finally {
       this._link = null;
       this._perform(this._core.disconnected());
     }
     return link._heard;
+  }
+
+  #carry(link: Link): Promise<string> {
+    const received = (data: string): void => this.#received(link, data);
+    return this.#connector?._carry(link, received) ?? link._run(received);
   }
 
   _connects(): void {
@@ -332,22 +327,23 @@ export class Session implements Source {
   }
 
   #received(link: Link, data: string): void {
-    let message;
+    let message: ServerMessage;
     try {
       message = decodeServer(data);
     } catch (error) {
-      if (!(error instanceof MalformedMessage)) throw error;
-      return this._report(error.code, error.message);
+      const { code, message } = error as MalformedMessage;
+      return this._report(code, message);
     }
     link._heard = true;
-    this._words += 1;
-    const missing =
-      message.credential && !this.#credentials ? this.#loadCredentials() : needsRest(message) && !this.#later ? this.#prepare() : null;
-    if (missing) {
-      // It comes a little later, or is lost if that cannot be loaded: channels may do so, too.
-      const again = (loaded: unknown): void => void (loaded && this._link === link && this.#received(link, data));
-      return void missing.then(again, () => {});
+    const words = (this._words += 1);
+    const { credential } = message;
+    if (credential && !this.#credentials) {
+      // What heeds it is loaded first. If anything else comes meanwhile, this is as good as lost: a message is never taken in after a later
+      // one, and what the service still wants it says again.
+      const again = (): void => void (this._link === link && this._words === words && this.#received(link, data));
+      return void this.#loadCredentials().then(again, () => this._report(credential.code, credential.message));
     }
+    void this.#prepare(); // the service is there: soon all else is wanted, too
     const actions = this._core.received(this._now(), message);
     this._following?._heard(this._now());
     this._perform(actions);

@@ -83,7 +83,7 @@ test("a WebSocket first; after two failures long polls, and back when there is o
   const { Socket, made } = sockets(() => up);
   const asked = polls([{ status: 200, body: '{"a":1}\n\n{"b":2}\n' }]);
   const clock = new HandClock();
-  const connector = new Connector(options(["http://x/base"], "auto", Socket, clock));
+  const connector = new Connector(options(["http://x/base"], "auto", Socket, clock), new AbortController().signal);
   await fails(connector);
   await fails(connector);
   assert.deepEqual(made.map(({ url }) => url), ["ws://x/base/v1/channel", "ws://x/base/v1/channel"]);
@@ -122,7 +122,7 @@ test("long polls end with the service's 410, or when three in a row fail", async
     [[{ status: 502 }, { status: 502 }, { status: 502 }], "broken: 3 polls failed, the last with 502", true],
   ] as const) {
     polls([...answers]);
-    const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()));
+    const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()), new AbortController().signal);
     const link = await connector._connect();
     assert.equal(await connector._carry(link, () => {}), why);
     assert.equal(link._cut, cut);
@@ -132,7 +132,7 @@ test("long polls end with the service's 410, or when three in a row fail", async
 test("a request that is too large is made again with each message alone, one that is refused is dropped", async () => {
   const statuses = [413, 204, 400];
   const asked = polls([], () => statuses.shift() ?? 204);
-  const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()));
+  const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()), new AbortController().signal);
   const link = await connector._connect();
   const over = connector._carry(link, () => {});
   link._send("one");
@@ -146,7 +146,7 @@ test("a request that is too large is made again with each message alone, one tha
 
 test("a long poll whose message cannot be taken ends the connection", async () => {
   polls([{ status: 200, body: '{"a":1}' }]);
-  const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()));
+  const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()), new AbortController().signal);
   const link = await connector._connect();
   const why = await connector._carry(link, () => {
     throw new Error("a defect");
@@ -156,7 +156,7 @@ test("a long poll whose message cannot be taken ends the connection", async () =
 
 test("a long poll that is hung up while it pauses asks nothing more", async () => {
   const asked = polls([], () => 503);
-  const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()));
+  const connector = new Connector(options(["http://x"], "long-poll", undefined, new HandClock()), new AbortController().signal);
   const link = await connector._connect();
   const over = connector._carry(link, () => {});
   const said = (): number => asked.filter(({ method, body }) => method === "POST" && body).length;
@@ -169,7 +169,7 @@ test("a long poll that is hung up while it pauses asks nothing more", async () =
 
 test("without a class of WebSockets `auto` means long polls; several addresses take turns", async () => {
   globalThis.fetch = () => Promise.reject(new TypeError("fetch failed"));
-  const connector = new Connector(options(["http://a", "http://b"], "auto", undefined, new HandClock()));
+  const connector = new Connector(options(["http://a", "http://b"], "auto", undefined, new HandClock()), new AbortController().signal);
   const tried: string[] = [];
   for (let attempt = 0; attempt < 4; attempt++) {
     const { _why: why } = await fails(connector);
@@ -181,7 +181,7 @@ test("without a class of WebSockets `auto` means long polls; several addresses t
 
 test("work is done before what is sent after it, and in any case; what does not fit is dropped", async () => {
   const { Socket, made } = sockets(() => true);
-  const connector = new Connector(options(["http://x"], "websocket", Socket, new HandClock()));
+  const connector = new Connector(options(["http://x"], "websocket", Socket, new HandClock()), new AbortController().signal);
   const link: Link = await connector._connect();
   const over = connector._carry(link, () => {});
   let release = (): void => {};

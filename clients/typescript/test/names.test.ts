@@ -32,7 +32,7 @@ test("sums wrap at 128 bits, and what is removed leaves no trace", () => {
   const names = Array.from({ length: 1000 }, (_, number) => nameFromText(String(number)));
   const digest = digestOfAll(names);
   assert.equal(BigInt(`0x${digest._summary().digest}`), names.map(hashOf).reduce((sum, hash) => sum + hash) % 2n ** 128n);
-  for (const name of names.slice(1)) digest._remove(name);
+  for (const name of names.slice(1)) digest._change(hashOf(name), -1);
   assert.deepEqual(digest._summary(), digestOfAll(names.slice(0, 1))._summary());
   assert.ok(digest._matches(digestOfAll(names.slice(0, 1))._summary()));
   assert.ok(!digest._matches({ ...digest._summary(), count: 2 }));

@@ -8,7 +8,7 @@ import { rest } from "../src/core/rest.ts";
 import { MESSAGES_UNANSWERED_MAX } from "../src/core/settings.ts";
 import { encodeState } from "../src/core/state.ts";
 import { bucketOf, bucketSummaries } from "../src/core/buckets.ts";
-import { digestOfAll, Bench, names, only, operations, status, syncs } from "./scripted.ts";
+import { Bench, CONFIG, digestOfAll, names, only, operations, status, syncs } from "./scripted.ts";
 
 /** A client that starts again with the state of an earlier run, not yet granted. */
 function returning(...serverHas: string[]): Bench {
@@ -347,19 +347,51 @@ test("the two forms of a name are one name", () => {
   assert.equal(bytesOf("base64:aGVsbG8").length, 5);
 });
 
-test("without the rest of the core many registrations are not stated, as if that were lost; once it is there, they are", () => {
+test("without the rest of the core many registrations are stated at once, or one by one; with it by buckets", () => {
   const bench = new Bench();
   bench.core._rest = null;
   bench.live();
   bench.registered(...names(300));
-  bench.serverHas(); // it lost them
+  bench.serverHas("extra"); // it lost them
+  bench.say();
+  assert.deepEqual(syncs(bench.takeSaid()).map((sync) => "objects" in sync && sync.objects.length), [300]);
+
+  bench.say({ config: { ...CONFIG, operations_per_message_max: 200 } });
+  bench.passTime(10);
+  assert.deepEqual(operations(bench.takeSaid()).slice(0, 300).map(([, object]) => object), names(300));
+  bench.serverHas(...names(300));
+  bench.say({ status: names(300).map((name) => status(name)) });
+  assert.ok(bench.core.inSync(bench.nowS));
+
+  bench.core._rest = rest;
+  bench.serverHas();
   bench.say();
   bench.passTime(100);
-  assert.deepEqual(syncs(bench.takeSaid()), []);
-  assert.equal(bench.core.confirmed(bench.nowS), false);
-  bench.core._rest = rest;
-  bench.passTime(100);
   assert.ok(syncs(bench.takeSaid()).every((sync) => "summaries" in sync && sync.summaries.length > 100));
+});
+
+test("without the rest of the core a refusal is heeded: later, never, or begin again", () => {
+  const bench = new Bench();
+  bench.core._rest = null;
+  bench.live().registered("a");
+  bench.register("b", "c");
+  bench.takeSaid();
+  bench.say({ status: [status("b", "failed", { transient: true, code: "unavailable" }), status("c", "failed", { code: "not-authorized" })] });
+  assert.equal(bench.count("registrationFailed"), 2);
+  bench.passTime(10);
+  assert.ok(operations(bench.takeSaid()).every(([, object]) => object === "b"), "c is given up");
+  bench.say({ error: { code: "overloaded", message: "full", transient: true, retry_after_s: 30 } });
+  bench.passTime(29);
+  assert.deepEqual([bench.takeSaid(), bench.count("reported")], [[], 1]);
+  bench.passTime(60);
+  bench.anew("session-superseded", true);
+  bench.anew("session-superseded", true);
+  assert.equal(bench.core.stopped, null, "who would say so is not there");
+  bench.passTime(120);
+  bench.grant("token-2", { summary: null });
+  bench.serverHas("a", "b");
+  bench.say({ status: [status("b")] });
+  assert.ok(bench.core.inSync(bench.nowS));
 });
 
 test("a core without a credential takes no notice of what the server says of credentials", () => {

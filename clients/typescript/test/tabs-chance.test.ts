@@ -140,8 +140,8 @@ class World {
     if (!this.hub || !this.wished.has(name)) return;
     const notification: Notification = { name, version, epoch: 0, seqno, session: this.core._session };
     const verdict = this.core._delivered(notification);
-    if (verdict === "hand over") this.carryOut(this.hub.notified(notification));
-    else if (verdict === "acknowledge again") this.acknowledged(name, version, seqno);
+    if (verdict === "show") this.carryOut(this.hub.notified(notification));
+    else if (verdict === "again") this.acknowledged(name, version, seqno);
   }
 
   acknowledged(name: Name, version: bigint | null, seqno: bigint): void {

@@ -29,7 +29,8 @@ export abstract class Link {
   #writing: Promise<void> | null = null;
   #over = "";
   #end!: (why: string) => void;
-  readonly #ended = new Promise<string>((fulfil) => (this.#end = fulfil));
+  /** Answers why. */
+  readonly _ended = new Promise<string>((fulfil) => (this.#end = fulfil));
 
   /** Never waits. Dropped if the other side has not taken what was sent before. */
   _send(data: string): void {
@@ -60,7 +61,7 @@ export abstract class Link {
     this._open((data) => {
       if (!this.#over) received(data);
     });
-    const why = await this.#ended;
+    const why = await this._ended;
     this._shut();
     await this.#writing;
     return why;

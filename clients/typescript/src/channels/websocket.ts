@@ -23,7 +23,8 @@ class WebSocketLink extends Link {
   constructor(socket: Socket) {
     super();
     this.#socket = socket;
-    // From the first moment on: it may wait beside long polls for its turn.
+    // From the first moment on: it may not open, or wait beside long polls for its turn.
+    socket.onerror = () => {}; // `onclose` follows
     socket.onclose = ({ code, wasClean }: CloseEvent) => this._hangUp(`closed by the service with ${code}`, !wasClean);
   }
 
@@ -44,28 +45,17 @@ class WebSocketLink extends Link {
   }
 }
 
-export function connectWebSocket(service: string, Socket: SocketClass, signal: AbortSignal): Promise<Link> {
+export async function connectWebSocket(service: string, Socket: SocketClass, signal: AbortSignal): Promise<Link> {
   const url = `${service}/v1/channel`;
-  return new Promise((fulfil, reject) => {
-    const socket = new Socket(url.replace("http", "ws"));
-    const fail = (what: string): void => {
-      decided();
-      socket.onclose = null;
-      socket.close();
-      reject(new NotConnected(`${url} ${what}.`, "broken"));
-    };
-    const abort = (): void => fail("was not waited for");
-    const cancel = systemClock.after(CONNECT_S, () => fail(`did not answer within ${CONNECT_S} s`));
-    const decided = (): void => {
-      cancel();
-      signal.removeEventListener("abort", abort);
-    };
-    signal.addEventListener("abort", abort);
-    socket.onerror = () => {}; // `onclose` follows
-    socket.onclose = () => fail("cannot be reached by WebSocket");
-    socket.onopen = () => {
-      decided();
-      fulfil(new WebSocketLink(socket));
-    };
-  });
+  const socket = new Socket(url.replace("http", "ws"));
+  const link = new WebSocketLink(socket);
+  const abort = (): void => link._hangUp("not waited for");
+  const cancel = systemClock.after(CONNECT_S, () => link._hangUp(`not answered within ${CONNECT_S} s`));
+  signal.addEventListener("abort", abort);
+  const why = await Promise.race([new Promise<void>((open) => (socket.onopen = () => open())), link._ended]);
+  cancel();
+  signal.removeEventListener("abort", abort);
+  if (!why) return link;
+  link._shut();
+  throw new NotConnected(`${url} cannot be reached by WebSocket: ${why}.`, "broken");
 }

@@ -13,12 +13,8 @@ import type { BucketSummary, Sync, SyncObject, SyncRequest } from "./messages.ts
 import type { Name } from "./model.ts";
 import { BUCKETS, DIGEST_BITS, HINT_INTERVAL_S } from "./settings.ts";
 import { hashOf, SetDigest } from "./summaries.ts";
-import { stating } from "./syncing.ts";
 
-export function bucketOf(name: Name): number {
-  return bucketOfHash(hashOf(name));
-}
-
+export const bucketOf = (name: Name): number => bucketOfHash(hashOf(name));
 const bucketOfHash = (hash: bigint): number => Number(hash >> BigInt(DIGEST_BITS - 8));
 
 /** The summaries of the buckets that are not empty, in order. */
@@ -26,7 +22,7 @@ export function bucketSummaries(names: Iterable<Name>): BucketSummary[] {
   const digests = Array.from({ length: BUCKETS }, () => new SetDigest());
   for (const name of names) {
     const hash = hashOf(name); // once: it is what takes time here
-    digests[bucketOfHash(hash)]?.add(name, hash);
+    digests[bucketOfHash(hash)]?._change(hash);
   }
   return digests.map((digest, bucket) => ({ bucket, ...digest._summary() })).filter(({ count }) => count);
 }
@@ -46,7 +42,7 @@ export function bucketStatements(desired: Desired, buckets: readonly number[], f
     if (!last || last.objects.length + names.length > objectsMax) {
       statements.push((last = { op: firstOp + statements.length, objects: [], buckets: [] }));
     }
-    last.objects.push(...names.map(stating(desired)));
+    last.objects.push(...names.map((name) => desired._stated(name)));
     last.buckets.push(bucket);
   }
   return statements;
@@ -57,7 +53,7 @@ export function syncRequested(core: ClientCore, nowS: number, { op, buckets }: S
   const { desired, _outbox: outbox, _syncing: syncing } = core;
   if (!buckets) {
     // The core states them at once, if the summaries differ and nothing is in flight.
-    if (!syncing._inFlight && nowS - syncing._lastS >= HINT_INTERVAL_S) syncing._notBeforeS = -Infinity;
+    if (!syncing._inFlight && nowS - syncing._lastS >= HINT_INTERVAL_S) syncing._dueS = -Infinity;
   } else if (op && op === syncing._askedOp) {
     syncing._askedOp = 0;
     const statements = bucketStatements(desired, buckets, outbox._nextOp, outbox._objectsMax());

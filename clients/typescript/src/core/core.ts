@@ -33,7 +33,7 @@
 import type { Action, Notification, Send } from "./actions.ts";
 import type { Credential } from "./credential.ts";
 import { Desired } from "./desired.ts";
-import { ClientStopped, InvalidName, type RoskvaError } from "./errors.ts";
+import { ClientStopped, type RoskvaError } from "./errors.ts";
 import type { Forgetting } from "./forgetting.ts";
 import { ackOf, Handover } from "./handover.ts";
 import { Handshake } from "./handshake.ts";
@@ -43,6 +43,7 @@ import type { ClientMessage, Config, ServerMessage, Status, Summary } from "./me
 import { checkApplication, checkDevice, checkStated, type Name, nameFromText, NOBODY } from "./model.ts";
 import { Operations } from "./operations.ts";
 import { Outbox } from "./outbox.ts";
+import { failed, refused, reported } from "./refusals.ts";
 import type { Rest } from "./rest.ts";
 import { RESTATING_PAUSES_MAX } from "./settings.ts";
 import { encodeState } from "./state.ts";
@@ -59,10 +60,6 @@ export interface CoreOptions {
   readonly credential?: Credential | null;
 }
 
-/** Whether the core can take this in only with its rest. */
-export const needsRest = ({ start_anew, error, sync_request, status }: ServerMessage): boolean =>
-  !!(start_anew || error || sync_request || status.some(({ state }) => state === messages.FAILED));
-
 /** One run of one client. What is internal is for the core's own parts, and for nobody else. */
 export class ClientCore {
   readonly desired = new Desired();
@@ -75,7 +72,7 @@ export class ClientCore {
   credential: Credential | null;
   /** What `init` says of this library and its channel. */
   info: ClientMessage["info"];
-  /** @internal */
+  /** @internal Null: it is not loaded. */
   _rest: Rest | null = null;
   /** @internal */
   readonly _operations = new Operations();
@@ -95,8 +92,11 @@ export class ClientCore {
   _heardAtS = -Infinity;
   /** @internal After an error, over this connection: another one may lead to a gateway that has room. */
   _refusedUntilS = -Infinity;
-  /** @internal After a restart operations wait a moment, in case the server still has all that the application is about to restate. */
-  _restatingUntilS: number | null = null;
+  /**
+   * @internal After a restart operations wait a moment, in case the server still has all that the application is about to restate. 0: they
+   * do not wait.
+   */
+  _restatingUntilS = 0;
   /** @internal */
   _serverSummary: Summary | null = null;
   /** @internal */
@@ -149,7 +149,7 @@ export class ClientCore {
   _askAgain(): void {
     this._operations._restart();
     this._syncing._restart();
-    this._forgetting?._restart();
+    if (this._forgetting) this._forgetting._dueS = -Infinity;
   }
 
   tick(nowS: number): Action[] {
@@ -161,14 +161,14 @@ export class ClientCore {
     if (!this.#lives()) return null;
     const { _token: token, _dueS: dueS } = this._handshake;
     const wordS = Math.max(token ? this.#waitingS() : dueS, this.#silentUntilS());
-    const nextS = token ? Math.min(wordS, this._outbox._heartbeatDueS) : wordS;
+    const nextS = token ? Math.min(wordS, this._outbox._dueS) : wordS;
     return Math.min(this.#silentS(), this.credential?._nextS(nextS, !!token) ?? nextS);
   }
 
   /** When there is something to say that can wait. */
   #waitingS(): number {
-    if (this._restatingUntilS !== null) return this._restatingUntilS;
-    const dueS = this._operations.size === 0 && this._differs() ? this._syncing._notBeforeS : this._operations._nextDueS(this.config);
+    if (this._restatingUntilS) return this._restatingUntilS;
+    const dueS = this._operations.size === 0 && this._differs() ? this._syncing._dueS : this._operations._nextDueS(this.config);
     return Math.min(dueS, this._forgetting?._atS() ?? Infinity);
   }
 
@@ -224,7 +224,7 @@ export class ClientCore {
   #wished(nowS: number, name: Name, registered: boolean, isNew: boolean): Action[] {
     if (isNew) {
       this._operations.add(name, registered);
-      if (this._restatingUntilS !== null) this._restatingUntilS = Math.min(nowS + this.config.retry_min_s, this.#restatingEndS);
+      if (this._restatingUntilS) this._restatingUntilS = Math.min(nowS + this.config.retry_min_s, this.#restatingEndS);
     } else if (!this.desired._unconfirmed.has(name)) {
       return [{ kind: "statusChanged", name, registered }];
     }
@@ -255,10 +255,11 @@ export class ClientCore {
     if (!this.#lives()) return [];
     this.#aliveAtS = nowS;
     const { token, config, error, summary } = message;
-    const grant = message.grant && this._handshake._answers(message.grant) ? message.grant : null;
-    const ours = grant || (token && token === this._handshake._token);
+    const handshake = this._handshake;
+    const grant = handshake._nonce && message.grant?.nonce === handshake._nonce ? message.grant : null;
+    const ours = grant || (token && token === handshake._token);
     if (message.start_anew && !grant) {
-      this._rest?._refused(this, nowS, token, message.start_anew);
+      refused(this, nowS, token, message.start_anew);
     } else if (ours || !token) {
       // Else of another session: late, or not for us.
       if (config) {
@@ -266,13 +267,14 @@ export class ClientCore {
         this.#quietUntilS = nowS + this.config.quiet_s;
         this._outbox._setHeartbeat(nowS);
       }
-      if (error) this._rest?._reported(this, nowS, error);
+      if (error) reported(this, nowS, error);
       if (message.credential) this.credential?._judged(this, nowS, message.credential);
       if (grant) {
         if (config) this._handover._countsIn(config.epoch);
         this.#granted(nowS, grant.token, summary);
       } else if (ours) {
-        this._handshake._sound(!!summary && !message.grant);
+        handshake._attempts = 0;
+        handshake._welcomed ||= !!summary && !message.grant; // its Registrar speaks: the session has taken effect
       }
       if (ours) this.#ofSession(nowS, message);
     }
@@ -292,8 +294,12 @@ export class ClientCore {
   }
 
   #granted(nowS: number, token: string, summary: Summary | null): void {
-    const { _prior: prior, _grantedBefore: grantedBefore } = this._handshake;
-    this._handshake._granted(token);
+    const handshake = this._handshake;
+    const { _prior: prior, _grantedBefore: grantedBefore } = handshake;
+    handshake._token = token;
+    handshake._prior = handshake._nonce = "";
+    handshake._welcomed = false;
+    handshake._grantedBefore = true;
     this._serverSummary = summary ?? (prior ? null : new SetDigest()._summary());
     this._outbox._begin();
     this._handover._newSession();
@@ -330,7 +336,7 @@ export class ClientCore {
   #status(nowS: number, status: Status): void {
     const name = nameOf(status.object);
     const registered = status.state === messages.REGISTERED;
-    if (status.state === messages.FAILED) return void this._rest?._failed(this, nowS, name, status);
+    if (status.state === messages.FAILED) return failed(this, nowS, name, status);
     if (!registered && status.state !== messages.UNREGISTERED) return; // of a later protocol
     if (registered === this.desired.has(name)) {
       this._operations._settle(name);
@@ -355,8 +361,8 @@ export class ClientCore {
       session: this._handover._session,
     };
     const verdict = this._handover._delivered(notification);
-    if (verdict === "hand over") this._do({ kind: "notify", notification });
-    if (verdict === "acknowledge again") this._outbox._acks.push(ackOf(notification));
+    if (verdict === "show") this._do({ kind: "notify", notification });
+    if (verdict === "again") this._outbox._acks.push(ackOf(notification));
   }
 
   /** Answers what is to be done, with everything that may be sent now. In a quiet period: acknowledgements and heartbeats only. */
@@ -379,12 +385,12 @@ export class ClientCore {
       if (!quiet && nowS >= this._handshake._dueS) this.#init(nowS);
       return;
     }
-    if (this._restatingUntilS !== null && (nowS >= this._restatingUntilS || !this._differs())) {
-      this._restatingUntilS = null;
+    if (this._restatingUntilS && (nowS >= this._restatingUntilS || !this._differs())) {
+      this._restatingUntilS = 0;
       this._operations.clear(); // the server has them, or the sync states them
       for (const name of this.desired._intervals.keys()) this._operations.add(name, true); // but no summary tells of these
     }
-    const restating = this._restatingUntilS !== null;
+    const restating = !!this._restatingUntilS;
     for (let batch: Send | null; (batch = this._outbox._batch(nowS, quiet || restating)); ) this._do(batch);
     if (this._operations.size === 0 && !restating && this._serverSummary) {
       if (!this._differs()) {
@@ -392,14 +398,13 @@ export class ClientCore {
         this._syncing._agreed();
         for (const name of this.desired._unconfirmed) this._changed(name, this.desired.has(name));
         this.desired._unconfirmed.clear();
-      } else if (!quiet && nowS >= this._syncing._notBeforeS) {
-        const sync = this._outbox._sync(nowS);
-        if (sync) this._do(sync);
+      } else if (!quiet && nowS >= this._syncing._dueS) {
+        this._outbox._sync(nowS);
       }
     }
     if (!quiet && this._forgetting && nowS >= this._forgetting._atS()) {
       this._do(this._forgetting._ask(nowS));
-    } else if (this._outbox._mustSpeak || nowS >= this._outbox._heartbeatDueS) {
+    } else if (this._outbox._mustSpeak || nowS >= this._outbox._dueS) {
       this._do(this._outbox._message(nowS));
     }
   }
@@ -411,9 +416,8 @@ export class ClientCore {
 
   #init(nowS: number): void {
     const init = this._handshake._init(nowS, this.config, this._random());
-    const { info } = this;
     const credential = this.credential?._take(nowS, this.config, true);
-    this._do({ kind: "send", message: { summary: this.desired._digest._summary(), init, ...(info && { info }), ...credential } });
+    this._do({ kind: "send", message: { summary: this.desired._digest._summary(), init, info: this.info, ...credential } });
   }
 }
 
@@ -421,8 +425,7 @@ export class ClientCore {
 function nameOf(text: string): Name {
   try {
     return nameFromText(text);
-  } catch (error) {
-    if (error instanceof InvalidName) return NOBODY;
-    throw error;
+  } catch {
+    return NOBODY;
   }
 }

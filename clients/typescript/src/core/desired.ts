@@ -4,8 +4,9 @@
  * The client, not the server, is the keeper of registrations: this set is what every loss is repaired from.
  */
 
+import type { Stated, SyncObject } from "./messages.ts";
 import type { Name } from "./model.ts";
-import { SetDigest } from "./summaries.ts";
+import { hashOf, SetDigest } from "./summaries.ts";
 
 /** The version that the application stated when it registered: it holds it, and still does so after a restart. */
 export interface Held {
@@ -14,8 +15,8 @@ export interface Held {
 }
 
 /** The fields of a message that state a version. */
-export function stated({ version, epoch }: { version: bigint | null; epoch: number }): { version?: string; epoch?: number } {
-  return { ...(version === null ? null : { version: String(version) }), ...(epoch ? { epoch } : null) };
+export function stated({ version, epoch }: { version: bigint | null; epoch: number }): Stated {
+  return { version: version?.toString(), epoch: epoch || undefined };
 }
 
 /** Names with the version held; `wish` and `drop` keep the rest up to date with each change. */
@@ -34,7 +35,7 @@ export class Desired extends Map<Name, Held | null> {
   _wish(name: Name, held: Held | null, ms = this._intervals.get(name)): boolean {
     const isNew = !this.has(name);
     const changed = isNew || ms !== this._intervals.get(name);
-    if (isNew) this._digest.add(name);
+    if (isNew) this._digest._change(hashOf(name));
     if (changed) this._unconfirmed.add(name);
     if (isNew || held) this.set(name, held);
     if (ms !== undefined) this._intervals.set(name, ms);
@@ -46,15 +47,15 @@ export class Desired extends Map<Name, Held | null> {
     this._intervals.delete(name);
     const known = this.delete(name);
     if (known) {
-      this._digest._remove(name);
+      this._digest._change(hashOf(name), -1);
       this._unconfirmed.add(name);
     }
     return known;
   }
 
-  /** @internal What a message says of the version held, and of the interval. */
-  _stated(name: Name): ReturnType<typeof stated> & { notify_interval_ms?: number | undefined } {
-    const held = this.get(name);
-    return { ...(held && stated(held)), notify_interval_ms: this._intervals.get(name) };
+  /** @internal What a message says of an object: the version held, and the interval. */
+  _stated(object: Name): SyncObject {
+    const held = this.get(object);
+    return { object, ...(held && stated(held)), notify_interval_ms: this._intervals.get(object) };
   }
 }

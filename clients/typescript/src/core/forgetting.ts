@@ -19,7 +19,7 @@ export function forget(core: ClientCore, nowS: number): Action[] {
     forgotten(core);
   } else {
     core._forgetting = new Forgetting(core, nowS + FORGET_SETTLES_S);
-    core._restatingUntilS = null;
+    core._restatingUntilS = 0;
     core._operations.clear(); // the sync states that there is nothing; its number is above theirs
     for (const name of [...desired.keys()]) {
       core._handover._unregistered(name, true);
@@ -30,7 +30,7 @@ export function forget(core: ClientCore, nowS: number): Action[] {
   return core._flush(nowS);
 }
 
-export function forgotten(core: ClientCore): void {
+function forgotten(core: ClientCore): void {
   core._writeState();
   core._end(new ClientStopped(FORGOTTEN));
 }
@@ -38,7 +38,7 @@ export function forgotten(core: ClientCore): void {
 export class Forgetting {
   readonly #core: ClientCore;
   readonly #patienceS: number; // until then the server is not asked before the registrations are settled
-  #dueS = -Infinity; // when it is asked (again)
+  _dueS = -Infinity; // when it is asked (again)
   #tries = 0;
 
   constructor(core: ClientCore, patienceS: number) {
@@ -50,21 +50,17 @@ export class Forgetting {
   _atS(): number {
     const { _serverSummary: serverSummary, _unsettled: unsettled } = this.#core;
     if (!serverSummary) return Infinity;
-    return Math.max(this.#dueS, this.#core._differs() || unsettled ? this.#patienceS : -Infinity);
+    return Math.max(this._dueS, this.#core._differs() || unsettled ? this.#patienceS : -Infinity);
+  }
+
+  /** The server has no such client any more. */
+  _done(): void {
+    forgotten(this.#core);
   }
 
   _ask(nowS: number): Send {
     const { config, _outbox: outbox, _random: random } = this.#core;
-    this.#dueS = nowS + pauseS(config, this.#tries++, random());
+    this._dueS = nowS + pauseS(config, this.#tries++, random());
     return outbox._message(nowS, { forget: true });
-  }
-
-  _restart(): void {
-    this.#dueS = -Infinity;
-  }
-
-  /** The server had no room and said until when. */
-  _againAt(untilS: number): void {
-    this.#dueS = Math.min(this.#dueS, untilS);
   }
 }

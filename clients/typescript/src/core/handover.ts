@@ -33,7 +33,8 @@ import { type Key, keyOf, type Name, NOTHING_YET } from "./model.ts";
 import { DELIVERIES_MAX, EPOCH_MAX, RETIRED_MAX } from "./settings.ts";
 
 
-export type Verdict = "hand over" | "acknowledge again" | "nothing";
+/** Hand it over to the application, acknowledge it again, or neither. */
+export type Verdict = "show" | "again" | "";
 
 interface Marks {
   _handed: Key;
@@ -59,20 +60,20 @@ export class Handover {
     this._epoch = Math.max(this._epoch, epoch);
     const key = keyOf(notification);
     if (version === null) {
-      if (seqno <= marks._unknownHanded) return seqno <= marks._unknownAcknowledged ? "acknowledge again" : "nothing";
+      if (seqno <= marks._unknownHanded) return seqno <= marks._unknownAcknowledged ? "again" : "";
       marks._unknownHanded = seqno;
       marks._covered = marks._highest;
       marks._highest = highest(marks._highest, key);
-      return "hand over";
+      return "show";
     }
-    if (key <= marks._acknowledged) return "acknowledge again";
+    if (key <= marks._acknowledged) return "again";
     const { _deliveries: deliveries } = marks;
     const before = deliveries.get(seqno);
     if (!before || key > keyOf(before)) deliveries.set(seqno, notification);
     if (deliveries.size > DELIVERIES_MAX) deliveries.delete([...deliveries.keys()].reduce((least, one) => (one < least ? one : least)));
-    if (key <= marks._handed || key < marks._highest) return "nothing"; // an older version came late
+    if (key <= marks._handed || key < marks._highest) return ""; // an older version came late
     marks._handed = marks._highest = key;
-    return "hand over";
+    return "show";
   }
 
   /** The application is done with it. Names every delivery that this covers, exactly as it came. */

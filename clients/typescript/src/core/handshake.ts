@@ -8,7 +8,7 @@
  */
 
 import { pauseS } from "./limits.ts";
-import type { Config, Grant, Init } from "./messages.ts";
+import type { Config, Init } from "./messages.ts";
 
 /** What the server refuses is dealt with in refusals.ts. */
 export class Handshake {
@@ -34,24 +34,6 @@ export class Handshake {
   _init(nowS: number, config: Config, dice: number): Init {
     this._nonce = this.#newNonce();
     this._dueS = nowS + pauseS(config, this._attempts++, dice);
-    const init = { nonce: this._nonce, application: this._application, device: this._device };
-    return this._prior ? { ...init, prior: this._prior } : init;
-  }
-
-  _answers(grant: Grant): boolean {
-    return this._nonce !== "" && grant.nonce === this._nonce;
-  }
-
-  _granted(token: string): void {
-    this._token = token;
-    this._prior = this._nonce = "";
-    this._welcomed = false;
-    this._grantedBefore = true;
-  }
-
-  /** The server speaks to our token. `welcomed`: its Registrar does, and so the session has taken effect. */
-  _sound(welcomed: boolean): void {
-    this._attempts = 0;
-    this._welcomed ||= welcomed;
+    return { nonce: this._nonce, application: this._application, device: this._device, prior: this._prior || undefined };
   }
 }

@@ -3,7 +3,7 @@
  *
  * One form over any channel, JSON. Unknown fields are ignored, so that either side may be older. Integers of 64 bits (versions and seqnos)
  * travel as decimal strings. What this side sends is built in the form of the wire: fields in the documented order, those with their
- * default left out. What it receives is checked field by field, and defaults are filled in.
+ * default left out, or undefined. What it receives is checked field by field, and defaults are filled in.
  */
 
 import { MalformedMessage } from "./errors.ts";
@@ -18,16 +18,16 @@ export interface Summary {
 }
 
 /** A version that the application holds: decimal digits. `epoch` is left out if it is 0. */
-interface Stated {
-  readonly version?: string;
-  readonly epoch?: number;
+export interface Stated {
+  readonly version?: string | undefined;
+  readonly epoch?: number | undefined;
 }
 
 export interface Init {
   readonly nonce: string;
   readonly application: string;
   readonly device: string;
-  readonly prior?: string;
+  readonly prior?: string | undefined;
 }
 
 export interface Register extends Stated {
@@ -65,11 +65,11 @@ export interface ClientMessage {
   readonly token?: string;
   readonly summary: Summary; // of the registrations that the client wishes to have
   readonly init?: Init;
-  readonly register?: readonly Register[];
-  readonly unregister?: readonly Unregister[];
-  readonly acks?: readonly Ack[];
+  readonly register?: readonly Register[] | undefined;
+  readonly unregister?: readonly Unregister[] | undefined;
+  readonly acks?: readonly Ack[] | undefined;
   readonly sync?: Sync;
-  readonly info?: { readonly library: string; readonly channel?: string };
+  readonly info?: { readonly library: string; readonly channel?: string } | undefined;
   readonly forget?: true; // delete this client: its id, and whatever is kept of it
   readonly credential?: string; // who the user is
 }
@@ -163,19 +163,18 @@ export const FAILED = "failed";
 /** Checks one value, which stands at `at` of the message. A field that is not there is undefined. */
 export type Read<T> = (value: unknown, at: string) => T;
 
-const is = <T>(wanted: string, fits: (value: T) => boolean): Read<T> => (value, at) => {
+export const is = <T>(fits: (value: T) => boolean): Read<T> => (value, at) => {
   if (fits(value as T)) return value as T;
-  throw new MalformedMessage(`${wanted} is expected at ${at || "the message"}.`);
+  throw new MalformedMessage(`not as documented: ${at || "the message"}.`);
 };
 // Characters are Unicode's: a string of JavaScript may have two units for one of them.
-const text = (max: number): Read<string> =>
-  is("a short text", (value) => typeof value === "string" && (value.length <= max || [...value].length <= max));
-const digits = (pattern: RegExp): Read<string> => is("digits", (value) => typeof value === "string" && pattern.test(value));
-const whole = (max: number): Read<number> => is("a whole number in range", (value) => isWhole(value, max));
-const truth: Read<boolean> = is("true or false", (value) => typeof value === "boolean");
-const array = is<unknown[]>("a list", Array.isArray);
-const object = is<Record<string, unknown>>("an object", (value) => !!value && typeof value === "object" && !Array.isArray(value));
-const number = is<number>("a number", Number.isFinite);
+const text = (max: number): Read<string> => is((value) => typeof value === "string" && (value.length <= max || [...value].length <= max));
+const digits = (pattern: RegExp): Read<string> => is((value) => typeof value === "string" && pattern.test(value));
+const whole = (max: number): Read<number> => is((value) => isWhole(value, max));
+const truth: Read<boolean> = is((value) => typeof value === "boolean");
+const array = is<unknown[]>(Array.isArray);
+const object = is<Record<string, unknown>>((value) => !!value && typeof value === "object" && !Array.isArray(value));
+const number = is<number>(Number.isFinite);
 export const short = text(512);
 
 export const or = <T>(value: T, read: Read<T>): Read<T> => (given, at) => (given === undefined ? value : read(given, at));
@@ -201,7 +200,7 @@ export const record = <T extends object>(fields: { readonly [K in keyof T]: Fiel
 
 const count = whole(2 ** 32);
 const epoch = or(0, whole(EPOCH_MAX));
-export const anyWhole = is<number>("a whole number", Number.isInteger);
+export const anyWhole = is<number>(Number.isInteger);
 const decimal = digits(/^(0|[1-9]\d{0,18})$/);
 
 const readConfig = record<Config>({
@@ -236,16 +235,14 @@ const readServerMessage = record<ServerMessage>({
   credential: orNull(record<CredentialState>({ wanted: false, good_s: 0, code: "", message: "" })),
 });
 
-export function encode(message: ClientMessage): string {
-  return JSON.stringify(message);
-}
+export const encode: (message: ClientMessage) => string = JSON.stringify;
 
 export function decodeServer(data: string): ServerMessage {
   let value: unknown;
   try {
     value = JSON.parse(data);
-  } catch (error) {
-    throw new MalformedMessage(`not JSON: ${(error as Error).message.slice(0, 200)}`);
+  } catch {
+    throw new MalformedMessage("not JSON.");
   }
   return readServerMessage(value, "");
 }

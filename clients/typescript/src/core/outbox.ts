@@ -9,14 +9,16 @@ import type { Send } from "./actions.ts";
 import type { ClientCore } from "./core.ts";
 import { objectsPerMessage, pauseS } from "./limits.ts";
 import type { Ack, ClientMessage, Register, Unregister } from "./messages.ts";
-import { statement } from "./syncing.ts";
+import { FULL_SYNC_MAX } from "./settings.ts";
 
 /** What a message may hold besides token and summary. */
 type Content = Pick<ClientMessage, "register" | "unregister" | "acks" | "sync" | "forget">;
 
+const some = <T>(all: T[]): T[] | undefined => (all.length ? all : undefined);
+
 export class Outbox {
   _mustSpeak = false; // a token takes effect with the first message that uses it
-  _heartbeatDueS = -Infinity;
+  _dueS = -Infinity; // the next heartbeat
   _acks: Ack[] = []; // that wait to be sent
   _nextOp = 1;
   readonly #core: ClientCore;
@@ -39,26 +41,29 @@ export class Outbox {
     const acks = this._acks.splice(0, limit);
     const register: Register[] = [];
     const unregister: Unregister[] = [];
-    for (const operation of acksOnly ? [] : operations._take(nowS, config, limit - acks.length, random())) {
-      const numbered = { op: this._nextOp++, object: operation.name };
-      if (operation.register) register.push({ ...numbered, ...desired._stated(operation.name) });
-      else unregister.push(numbered);
+    const due = acksOnly ? [] : operations._take(nowS, config, limit - acks.length, random());
+    for (const operation of due) {
+      const op = this._nextOp++;
+      if (operation.register) register.push({ op, ...desired._stated(operation.name) });
+      else unregister.push({ op, object: operation.name });
     }
-    const content = {
-      ...(register.length && { register }),
-      ...(unregister.length && { unregister }),
-      ...(acks.length && { acks }),
-    };
-    return Object.keys(content).length ? this._message(nowS, content) : null;
+    if (!due.length && !acks.length) return null;
+    return this._message(nowS, { register: some(register), unregister: some(unregister), acks: some(acks) });
   }
 
-  /** Null: there is nothing that could be said. It counts all the same, as if it were lost. */
-  _sync(nowS: number): Send | null {
-    const { config, desired, _rest: rest, _syncing: syncing, _random: random } = this.#core;
+  /** State all registrations if they are few, else the summaries of their buckets. Without the rest: all that fit, or each by itself. */
+  _sync(nowS: number): void {
+    const core = this.#core;
+    const { config, desired, _rest: rest, _syncing: syncing } = core;
     const op = this._nextOp++;
-    const sync = statement(desired, op, this._objectsMax(), rest);
-    syncing._sent(nowS, op, pauseS(config, syncing._attempts, random()), !!sync && "summaries" in sync);
-    return sync && this._message(nowS, { sync });
+    const all = desired.size <= Math.min(rest ? FULL_SYNC_MAX : Infinity, this._objectsMax());
+    syncing._inFlight = true;
+    syncing._askedOp = all ? 0 : op;
+    syncing._lastS = nowS;
+    syncing._dueS = nowS + pauseS(config, syncing._attempts++, core._random());
+    if (all) core._do(this._message(nowS, { sync: { op, objects: [...desired.keys()].map((name) => desired._stated(name)) } }));
+    else if (rest) core._do(this._message(nowS, { sync: { op, summaries: rest._bucketSummaries(desired.keys()) } }));
+    else for (const name of desired.keys()) core._operations.add(name, true);
   }
 
   /** Any message but `init`; with nothing in it, a heartbeat. */
@@ -77,6 +82,6 @@ export class Outbox {
   _setHeartbeat(nowS: number): void {
     const { config, _random: random } = this.#core;
     const smear = config.heartbeat_smear * (2 * random() - 1);
-    this._heartbeatDueS = nowS + config.heartbeat_s * (1 + smear);
+    this._dueS = nowS + config.heartbeat_s * (1 + smear);
   }
 }

@@ -5,7 +5,7 @@
  */
 
 import { StateDamaged } from "./errors.ts";
-import { anyWhole, record, short } from "./messages.ts";
+import { is, record, short } from "./messages.ts";
 import { STATE_FORMAT } from "./settings.ts";
 
 
@@ -16,21 +16,18 @@ export interface KeptState {
   readonly token: string; // empty: no handshake was ever answered
 }
 
-const readState = record<KeptState>({ v: anyWhole, application: short, device: short, token: "" });
+const readState = record<KeptState>({ v: is<number>((format) => format === STATE_FORMAT), application: short, device: short, token: "" });
 
 export function encodeState(application: string, device: string, token: string): string {
   return JSON.stringify({ v: STATE_FORMAT, application, device, token });
 }
 
 export function decodeState(data: string): KeptState {
-  let state: KeptState;
   try {
-    state = readState(JSON.parse(data), "");
+    return readState(JSON.parse(data), "");
   } catch {
-    throw new StateDamaged("not a client's state");
+    throw new StateDamaged("not a client's state of this version");
   }
-  if (state.v !== STATE_FORMAT) throw new StateDamaged(`format ${state.v} is unknown to this version of the library`);
-  return state;
 }
 
 /** The token of the last run, and why there is none although a state was given. */

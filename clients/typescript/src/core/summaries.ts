@@ -20,14 +20,10 @@ export class SetDigest {
   #count = 0;
   #total = 0n;
 
-  add(name: Name, hash = hashOf(name)): void {
-    this.#count += 1;
-    this.#total = BigInt.asUintN(DIGEST_BITS, this.#total + hash);
-  }
-
-  _remove(name: Name): void {
-    this.#count -= 1;
-    this.#total = BigInt.asUintN(DIGEST_BITS, this.#total - hashOf(name));
+  /** One more, or with -1 one less. */
+  _change(hash: bigint, by = 1): void {
+    this.#count += by;
+    this.#total = BigInt.asUintN(DIGEST_BITS, this.#total + BigInt(by) * hash);
   }
 
   _summary(): Summary {

@@ -205,8 +205,8 @@ export class Tab {
 
   #deliver(notification: Notification): TabAction[] {
     const verdict = this.#handover._delivered(notification);
-    if (verdict === "hand over") return [{ kind: "notify", notification }];
-    return verdict === "acknowledge again" ? [this.#ack(notification.name, ackOf(notification))] : [];
+    if (verdict === "show") return [{ kind: "notify", notification }];
+    return verdict === "again" ? [this.#ack(notification.name, ackOf(notification))] : [];
   }
 
   #status(name: Name, registered: boolean): TabAction[] {

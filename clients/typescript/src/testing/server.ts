@@ -9,7 +9,7 @@ import { type Ack, type ClientMessage, DEFAULTS, type Init } from "../core/messa
 import type { Register, Sync, SyncObject } from "../core/messages.ts";
 import { type Name, nameFromText } from "../core/model.ts";
 import { bucketOf, bucketSummaries } from "../core/buckets.ts";
-import { SetDigest } from "../core/summaries.ts";
+import { hashOf, SetDigest } from "../core/summaries.ts";
 
 const SETTLED_AFTER_S = 0.5;
 const HINT_S = 60;
@@ -178,7 +178,7 @@ export class Server {
       return { object: name, state: "failed", code: "too-many-registrations", message };
     }
     row.registered.set(name, ++row.seqno);
-    row.digest.add(name);
+    row.digest._change(hashOf(name));
     const version = this.#versions.get(versionKey(row.application, name)) ?? null;
     const epoch = this.epoch(row.application);
     const holds = version !== null && held.version !== undefined && (held.epoch ?? 0) === epoch && BigInt(held.version) >= version;
@@ -187,7 +187,7 @@ export class Server {
   }
 
   #unregister(row: Row, name: Name): object {
-    if (row.registered.delete(name)) row.digest._remove(name);
+    if (row.registered.delete(name)) row.digest._change(hashOf(name), -1);
     row.owed.delete(keyOf(name, true));
     row.owed.delete(keyOf(name, false));
     return { object: name, state: "unregistered" };
