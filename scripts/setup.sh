@@ -125,6 +125,7 @@ pip install --quiet --require-hashes --no-deps -r /dev/stdin <<<"$tools"
 # The lock file names everything, so nothing is resolved here: older pips would look at releases that came out since, and fail for want of a hash.
 pip install $quiet --require-hashes --no-deps --no-build-isolation -r requirements.lock
 pip install --quiet --no-deps --no-build-isolation -e .
+pip check >/dev/null || { pip check >&2 || true; fail "requirements.lock lacks something that another package needs: make lock"; }
 printf '%s\n' "$key" >$stamp
 [ "$purpose" = up ] || install_typescript_tools
 say "done"

@@ -113,6 +113,11 @@ class Pages:
         """The service knows this version: whoever can be told is told."""
         self._until(lambda: self.context.request.get(f"{self.service.url}/v1/objects/demo/{self.name}").json().get("version") == version)
 
+    def settled(self, version: int) -> None:
+        """The pipeline is done with it as well: whoever returns before that is told once more what the fast path told it (decision 25)."""
+        self.matched(version)
+        self._until(lambda: not any(self.service.get("/v1/status")["pipeline"]["lag"]["updates"].values()))
+
     def connections(self, expected: int, within_s: float = WAIT_S) -> int:
         """So many connections of clients does the gateway count, in the end."""
         self._until(lambda: self.service.get("/v1/status")["connections"] == expected, within_s)
@@ -236,6 +241,7 @@ def test_a_reload_keeps_the_client_and_nothing_is_told_again(pages: Pages) -> No
     pages.publish(1)
     sees(page, 1)
     in_sync(page)
+    pages.settled(1)
     before = kept(page)
     client = client_id(before["token"])
     assert pages.service.get(f"/v1/inspect/clients/{client}")["device"] == before["device"]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from roskva.gateway.hinting import GATHERED_MAX, RESTS, Hinting
+from roskva.gateway.hinting import REST_S_MAX, RESTS, TOLD_PER_TURN, Hinting
 from roskva.model import ObjectKey, Stamps, Update
 
 
@@ -59,12 +59,51 @@ async def test_after_telling_much_it_gathers_for_longer() -> None:
     assert between_s >= 0.01 * (1 + RESTS) - 0.002  # the timer's resolution is a millisecond
 
 
-async def test_no_more_is_gathered_than_allowed() -> None:
+async def test_many_updates_are_told_in_turns_and_without_a_rest() -> None:
     told = Told(takes_s=0.01)
     hinting = Hinting(told)
     hinting.hint([update(0)], [])
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # and now it would rest for 30 ms
     hinting.hint([update(1)], [])
-    hinting.hint([update(version) for version in range(2, GATHERED_MAX + 1)], [])
-    assert [len(versions) for versions in told.versions] == [1, GATHERED_MAX]
+    hinting.hint([update(version) for version in range(2, 2 * TOLD_PER_TURN + 2)], [])
+    sizes = []
+    for _ in range(3):
+        await asyncio.sleep(0)
+        sizes.append(len(told.calls[-1][1]))
+    assert sizes == [TOLD_PER_TURN, TOLD_PER_TURN, 1]
+    assert [version for versions in told.versions for version in versions] == list(range(2 * TOLD_PER_TURN + 2))
+
+
+async def test_a_rest_has_a_limit() -> None:
+    told = Told(takes_s=0.06)
+    hinting = Hinting(told)
+    hinting.hint([update(1)], [])
+    await asyncio.sleep(0)
+    hinting.hint([update(2)], [])
+    await asyncio.sleep(REST_S_MAX + 0.03)
+    assert told.versions == [[1], [2]]
+
+
+async def test_stamps_go_with_their_updates() -> None:
+    found: list[tuple[int, list[int]]] = []
+
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        found.append((len(updates), [one.version for one in stamps]))
+
+    hinting = Hinting(tell)
+    last = TOLD_PER_TURN + 10
+    stamps = [Stamps(update(version).object, version, 0, 1) for version in (3, last)]
+    hinting.hint([update(version) for version in range(last + 1)], stamps)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert found == [(TOLD_PER_TURN, [3]), (11, [last])]
+
+
+async def test_nothing_is_told_after_the_stop() -> None:
+    told = Told()
+    hinting = Hinting(told)
+    hinting.hint([update(1)], [])
     hinting.stop()
+    hinting.hint([update(version) for version in range(2 * TOLD_PER_TURN)], [])
+    await asyncio.sleep(0.01)
+    assert told.versions == []

@@ -56,7 +56,14 @@ async def silenced(crowd: Crowd, count: int) -> list[Caller]:
 def test_a_large_call_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fan-out to very many: each turn looks at some of them, and the verdicts are those of all."""
     crowd = Crowd(settings())
-    looked: list[int] = []
+    looked: list[tuple[int, int]] = []
+    ticks: list[None] = []
+
+    async def tick() -> None:
+        """Somebody else, who wants a turn of the loop again and again."""
+        while True:
+            ticks.append(None)
+            await asyncio.sleep(0)
 
     async def work() -> None:
         callers = crowd.gather(1_000, lambda number: [b"news"])
@@ -65,7 +72,7 @@ def test_a_large_call_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.Mon
         judge = registrar.delivery._judge
 
         async def counted(told: Sequence[tuple[int, Propagation]], rows: dict[ClientId, ClientRow]) -> list[Any]:
-            looked.append(len(told))
+            looked.append((len(told), len(ticks)))
             return await judge(told, rows)
 
         monkeypatch.setattr(registrar.delivery, "_judge", counted)
@@ -76,12 +83,16 @@ def test_a_large_call_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.Mon
             if (row := registrar.rows.peek(session.client)) is not None and (standing := row.standing(key)) is not None
         ]
         assert len(tuples) == 1_000
+        ticker = asyncio.create_task(tick())
         assert await registrar.propagate(tuples) == [SETTLED] * 1_000
+        ticker.cancel()
         await asyncio.sleep(1.0)
         assert [caller.known[b"news"] for caller in callers] == [7] * 1_000
 
     crowd.run(work())
-    assert looked == [200] * 5
+    assert [count for count, _ in looked] == [200] * 5
+    turns = [turn for _, turn in looked]
+    assert turns == sorted(set(turns)), "between any two of them others had a turn"
 
 
 def test_a_healthy_client_is_told_soon_although_silent_ones_fill_the_memory() -> None:

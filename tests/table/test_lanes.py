@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from roskva.errors import Overloaded, PartitionUnavailable, Unavailable
 from roskva.table import SqliteTable
 from roskva.table.interface import Cell, Mutation, Row, RowKey
-from roskva.table.lanes import QUEUED_CELLS_MAX, Lane, TableLanes
+from roskva.table.lanes import MANY_CALLS, QUEUED_CELLS_MAX, Lane, TableLanes
 from roskva.table.manifest import Manifest
 
 
@@ -235,3 +236,21 @@ async def test_what_comes_while_a_lane_rests_goes_together_and_what_comes_after_
     await lane.close()
     assert await last == 5, "to close waits for what was asked for"
     assert batches == [[1], [2, 3, 4], [5]]
+
+
+async def test_a_lane_rests_by_how_many_calls_came_together() -> None:
+    began_s: list[float] = []
+
+    def work(items: list[int]) -> list[int | Exception]:
+        began_s.append(time.monotonic())
+        return list(items)
+
+    rest_s = 0.1
+    lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=rest_s)
+    for count in (1, 2, MANY_CALLS, 1):
+        await asyncio.gather(*(lane.submit(item, 1) for item in range(count)))
+    await lane.close()
+    alone_s, few_s, many_s = (after_s - before_s for before_s, after_s in pairwise(began_s))
+    assert 0.4 * rest_s < alone_s < few_s < many_s
+    assert few_s >= 0.9 * rest_s
+    assert many_s >= 1.9 * rest_s

@@ -53,7 +53,7 @@ WHERE excluded.incarnation > incarnation OR (excluded.incarnation = incarnation 
 _COUNTING: Final = f"""
 PRAGMA temp_store=MEMORY;
 CREATE TEMP TRIGGER counting AFTER INSERT ON main.records BEGIN
-  UPDATE log SET next_offset = new.offset + 1,
+  UPDATE log SET next_offset = max(next_offset, new.offset + 1),
     bytes = bytes + length(new.key) + length(new.headers) + length(new.value) + {RECORD_OVERHEAD_BYTES};
 END;
 """

@@ -47,16 +47,27 @@ class Addresses:
     def __init__(self, settings: Settings) -> None:
         self._proxies = AddressSet(settings.proxies, "proxies")
         self._unlimited = AddressSet(settings.unlimited_addresses, "unlimited_addresses")
-        self.counted = lru_cache(_KNOWN_MAX)(self._counted)  # by the peer and the X-Forwarded-For that it sent
+        self._known: dict[str, str] = {}  # what peers count by, of those that are no proxies: as many as are remembered
 
     def is_proxy(self, peer: str) -> bool:
         address = parsed(peer)
         return address is not None and address in self._proxies
 
-    def _counted(self, peer: str, forwarded: str = "") -> str:
-        """What connections of this peer are counted by."""
+    def counted(self, peer: str, forwarded: str = "") -> str:
+        """What connections of this peer are counted by; `forwarded` is the X-Forwarded-For that it sent."""
+        known = self._known.get(peer)
+        if known is not None:
+            return known
+        if self.is_proxy(peer):
+            return self._counted(peer, forwarded)
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        known = self._known[peer] = self._counted(peer, "")
+        return known
+
+    def _counted(self, peer: str, forwarded: str) -> str:
         address = parsed(peer)
-        if forwarded and address is not None and address in self._proxies:
+        if forwarded:
             address = parsed(forwarded.rpartition(",")[2]) or address
         if address is None:
             return "unknown"  # it hung up before anybody could look

@@ -57,7 +57,8 @@ from roskva.telemetry.metrics import Metrics, registry_of
 
 log = logging.getLogger(__name__)
 
-# Of one partition of the feed. A commit of one update takes 0.2 ms of CPU in its lane, and as much again for the loop that is interrupted.
+# Of one partition of the feed; half of it after a single call, twice after many (table/lanes.py). A commit of one update takes 0.2 ms of
+# CPU in its lane, and as much again for the loop that is interrupted.
 _COMMITS_APART_S: Final = 0.005
 _HTTP_STOP_S: Final = 2.0  # for requests under way
 # For the next request's head on a connection that stays open, whole; longer than the 60 s of nginx, so that it is nginx that closes.

@@ -1,7 +1,7 @@
 """The forms in which applications publish, and their translation into the standard one: the Bridge's rules (Thialfi 4, Bridge).
 
 An application may publish its own JSON; its settings say where object, version and source are (`doc.id`, `doc.rev`). In Spark the
-fields are taken out by column expressions, here by `extract`; both feed `check`, which decides. Pure.
+fields of such forms are taken out by column expressions, here by `extract`; both feed `check`, which decides. Pure.
 """
 
 from __future__ import annotations

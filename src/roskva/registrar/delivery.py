@@ -158,22 +158,22 @@ class Delivery:
             return verdicts
         told_now = _Told(Wave(self._clock), verdicts)
         writes: list[asyncio.Future[None]] = []
-        for some in _in_turns(mine):
-            if writes:
-                await asyncio.sleep(0)
-            at_once = await self._tell(some, told_now, settling, sampled)
-            writes.append(asyncio.ensure_future(self._store(at_once, verdicts)))
         wait_s = self._settings.ack_wait_ms / 1000.0
-        await told_now.wave.wait(wait_s)
-        unsettled: list[_Owed] = []
-        for one in told_now.awaited:
-            acknowledged = one.entry is not None and one.entry.acknowledged
-            if one.session is not None and not acknowledged:
-                one.session.answered(2 * (wait_s + self._lag_s))  # so that who never answers does not hold up every batch
-            if not acknowledged or one.told.outcome != OUTCOME_UPDATE:  # an acknowledged update leaves nothing to write
-                unsettled.append(one)
-        for some_owed in _in_turns(unsettled):
-            await self._store(some_owed, verdicts)
+        try:
+            for some in _in_turns(mine):
+                if writes:
+                    await asyncio.sleep(0)
+                at_once = await self._tell(some, told_now, sampled)
+                writes.append(asyncio.ensure_future(self._store(at_once, verdicts)))
+            await told_now.wave.wait(wait_s)
+            *parts, last = _in_turns(self._unsettled(told_now, wait_s))
+            for part in parts:
+                writes.append(asyncio.ensure_future(self._store(part, verdicts)))
+                await asyncio.sleep(0)
+            await self._store(last, verdicts)
+        except Exception:
+            await asyncio.gather(*writes, return_exceptions=True)  # nothing of a call that failed is left under way
+            raise
         for write in writes:
             await write
         reissues = told_now.reissues
@@ -185,11 +185,20 @@ class Delivery:
             verdicts[index] = verdict
         return verdicts
 
-    async def _tell(
-        self, propagations: Sequence[tuple[int, Propagation]], told_now: _Told, settling: bool, sampled: ByUpdate | None
-    ) -> list[_Owed]:
-        """Some of a call, in one turn of the event loop: read, judged, sent. Answers what is to be written without waiting for anybody."""
-        rows, _ = await self._rows.get_many([told.client for _, told in propagations], fresh=settling)
+    def _unsettled(self, told_now: _Told, wait_s: float) -> list[_Owed]:
+        """After the wait: what must be written all the same."""
+        unsettled: list[_Owed] = []
+        for one in told_now.awaited:
+            acknowledged = one.entry is not None and one.entry.acknowledged
+            if one.session is not None and not acknowledged:
+                one.session.answered(2 * (wait_s + self._lag_s))  # so that who never answers does not hold up every batch
+            if not acknowledged or one.told.outcome != OUTCOME_UPDATE:  # an acknowledged update leaves nothing to write
+                unsettled.append(one)
+        return unsettled
+
+    async def _tell(self, propagations: Sequence[tuple[int, Propagation]], told_now: _Told, sampled: ByUpdate | None) -> list[_Owed]:
+        """Some of a call: read, then judged and sent in one turn of the event loop. Answers what is written without waiting for anybody."""
+        rows, _ = await self._rows.get_many([told.client for _, told in propagations], fresh=self._settling())
         judged = await self._judge(propagations, rows)
         at_once: list[_Owed] = []
         awaited: list[_Owed] = []

@@ -115,21 +115,23 @@ class PartitionFile:
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction. Returning means: durable, in the file that counts."""
-
-        def transact(connection: sqlite3.Connection) -> T:
-            _in_turn(connection, _begin)
-            result = work(connection)
-            connection.execute("COMMIT")
-            return result
-
-        return self._write(transact)
+        return self._write(lambda connection: _transaction(connection, work))
 
     def write_at_once(self, statement: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write`, of a single statement, which is a transaction by itself; run again if the file was busy.
+        """As `write`, of a single statement, which is a transaction by itself; if the file is busy, as `write` does.
 
         A thread that shares the interpreter with a busy one waits for it after every call of SQLite: of these there are few here.
         """
-        return self._write(lambda connection: _in_turn(connection, statement))
+
+        def transact(connection: sqlite3.Connection) -> T:
+            try:
+                return statement(connection)
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+            return _transaction(connection, statement)  # to ask for the lock again and again costs less than to bind all parameters
+
+        return self._write(transact)
 
     def _write(self, transact: Callable[[sqlite3.Connection], T]) -> T:
         if self._pid != os.getpid():
@@ -360,17 +362,21 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
+def _transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    _begin(connection)
+    result = work(connection)
+    connection.execute("COMMIT")
+    return result
+
+
 def _begin(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-
-
-def _in_turn(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
     """Take the write lock. A writer that was stopped inside its transaction must not hold us up; a busy one may, for a while."""
     give_up_s = quiet_until_s = 0.0
     version: object = None
     while True:
         try:
-            return work(connection)
+            connection.execute("BEGIN IMMEDIATE")
+            return
         except sqlite3.OperationalError as error:
             if not _is_busy(error):
                 raise
