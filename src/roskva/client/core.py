@@ -450,8 +450,7 @@ class ClientCore:
             return []
         if request.op == 0 or request.op != self.syncing.asked_op:
             return []
-        self.syncing.asked_op = 0
-        return list(self._outbox.sync_buckets(now, self.config, request.buckets))
+        return list(self._outbox.sync_buckets(now, self.config, request.buckets, self.syncing))
 
     def _notified(self, told: messages.Notify) -> list[Action]:
         name = _name(told.object)
