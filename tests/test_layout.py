@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events|wheel)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
-    r"|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
+    r"|pipeline\.(offsets|pace)|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",
@@ -137,7 +137,7 @@ def test_importing_the_pure_modules_brings_in_nothing_impure() -> None:
 
 
 def test_the_pure_modules_are_there() -> None:
-    for module in ("model", "protocol.messages", "client.core", "registrar.core", "matcher.core"):
+    for module in ("model", "protocol.messages", "client.core", "registrar.core", "matcher.core", "pipeline.pace"):
         assert PURE.fullmatch(f"roskva.{module}")
         assert f"roskva.{module}" in MODULES
 
