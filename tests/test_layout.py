@@ -40,10 +40,12 @@ ALLOWED: dict[str, set[str]] = {
     "access": BASE | {"config"},
     "registrar": BASE | {"access", "config", "protocol", "table", "feed", "telemetry"},
     "keys": BASE | {"durable", "protocol"},
-    "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
+    "propagation": BASE | {"address", "config", "keys", "protocol", "registrar", "table"},
+    "pipeline": BASE
+    | {"address", "config", "keys", "protocol", "matcher", "registrar", "propagation", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
-    | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
-    | {"pipeline.health", "pipeline.offsets", "pipeline.propagation", "pipeline.scratch", "pipeline.sweeps.record"},
+    | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "propagation", "table", "feed", "telemetry"}
+    | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {
         "access",
@@ -66,7 +68,20 @@ ALLOWED: dict[str, set[str]] = {
         "Publisher",
     },
     "simulation": BASE
-    | {"access", "config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
+    | {
+        "access",
+        "config",
+        "protocol",
+        "client",
+        "matcher",
+        "registrar",
+        "table",
+        "feed",
+        "telemetry",
+        "gateway",
+        "propagation",
+        "pipeline",
+    },
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},
     "load": BASE | {"durable", "protocol"},
