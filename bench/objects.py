@@ -117,8 +117,7 @@ async def _run(channel: Counted, state: Path, names: Sequence[str]) -> dict[str,
 
     began_s = time.monotonic()
     async with Client(application=APPLICATION, channel=channel, state=state, on_notify=notified, on_status=changed) as client:
-        # Before it is connected, in one turn of the event loop: wishes of a client that is connected go one to a message, and a client
-        # of which more than a hundred messages wait is told `overloaded`.
+        # In one turn of the event loop, before it is connected: as an application states them when it starts.
         for name in names:
             await client.register(name)
         stated_s = time.monotonic() - began_s

@@ -76,7 +76,8 @@ class Result:
         for aim in self.aims:
             word = "met" if aim.met else "missed" if aim.kept_up else "missed, since it did not keep up"
             sign = ">=" if aim.larger_is_better else "<="
-            lines.append(f"  {aim.what:<52} {aim.measured:>12,.1f} {aim.unit:<6} aim {sign} {aim.aim:,.0f}: {word} (x {aim.ratio:.2f})")
+            aimed = f"{aim.aim:,.1f}".removesuffix(".0")
+            lines.append(f"  {aim.what:<52} {aim.measured:>12,.1f} {aim.unit:<6} aim {sign} {aimed}: {word} (x {aim.ratio:.2f})")
         lines += rows_of(self.figures)
         if self.cpu_seconds:
             shares = ", ".join(f"{role} {seconds:.1f}" for role, seconds in self.cpu_seconds.items())

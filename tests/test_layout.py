@@ -40,10 +40,12 @@ ALLOWED: dict[str, set[str]] = {
     "access": BASE | {"config"},
     "registrar": BASE | {"access", "config", "protocol", "table", "feed", "telemetry"},
     "keys": BASE | {"durable", "protocol"},
-    "pipeline": BASE | {"address", "config", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry", "parent"},
+    "propagation": BASE | {"address", "config", "keys", "protocol", "registrar", "table"},
+    "pipeline": BASE
+    | {"address", "config", "keys", "protocol", "matcher", "registrar", "propagation", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
-    | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "table", "feed", "telemetry"}
-    | {"pipeline.health", "pipeline.offsets", "pipeline.propagation", "pipeline.scratch", "pipeline.sweeps.record"},
+    | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "propagation", "table", "feed", "telemetry"}
+    | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {
         "access",
@@ -66,7 +68,20 @@ ALLOWED: dict[str, set[str]] = {
         "Publisher",
     },
     "simulation": BASE
-    | {"access", "config", "protocol", "client", "matcher", "registrar", "table", "feed", "telemetry", "gateway", "pipeline"},
+    | {
+        "access",
+        "config",
+        "protocol",
+        "client",
+        "matcher",
+        "registrar",
+        "table",
+        "feed",
+        "telemetry",
+        "gateway",
+        "propagation",
+        "pipeline",
+    },
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},
     "load": BASE | {"durable", "protocol"},
@@ -78,7 +93,7 @@ ALLOWED: dict[str, set[str]] = {
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events|wheel)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
-    r"|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
+    r"|pipeline\.(offsets|pace)|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",
@@ -137,7 +152,7 @@ def test_importing_the_pure_modules_brings_in_nothing_impure() -> None:
 
 
 def test_the_pure_modules_are_there() -> None:
-    for module in ("model", "protocol.messages", "client.core", "registrar.core", "matcher.core"):
+    for module in ("model", "protocol.messages", "client.core", "registrar.core", "matcher.core", "pipeline.pace"):
         assert PURE.fullmatch(f"roskva.{module}")
         assert f"roskva.{module}" in MODULES
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
@@ -121,8 +122,10 @@ def main() -> None:
         make_server("127.0.0.1", given.port, Application(documents, cache, publisher), Server, Quiet) as server,
     ):
         publisher.publish_many(documents.versions())  # what a crash kept from being published; of the others nobody hears twice
-        print(f"http://127.0.0.1:{server.server_port}", flush=True)
+        for number in (signal.SIGINT, signal.SIGTERM):  # said, since a script starts what it puts in the background with SIGINT ignored
+            signal.signal(number, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
+            print(f"http://127.0.0.1:{server.server_port}", flush=True)
             server.serve_forever()
 
 

@@ -50,7 +50,7 @@
     +-- ClientStopped              this client was superseded twice in a minute, or was stopped
     +-- UsedAfterFork              a BlockingLiveCache was used before this process was forked
 
-`code` is stable and documented in docs/errors.md, which is generated from this file.
+`code` is stable and documented in docs/errors.md, which is generated from this file. It is long: one place holds them all.
 """
 
 from __future__ import annotations

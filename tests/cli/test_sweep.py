@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from roskva.cli import main
-from roskva.cli.main import SWEEPS
+from roskva.cli.commands_running import SWEEPS
 from roskva.cli.status import status_lines
 from roskva.cli.sweep import summary
 from roskva.config import Settings

@@ -10,8 +10,9 @@ import pytest
 from roskva.client.actions import RegistrationFailed
 from roskva.client.operations import MESSAGES_UNANSWERED_MAX
 from roskva.client.state import encode_state
+from roskva.client.syncing import STATEMENTS_MAX
 from roskva.errors import InvalidSetting
-from roskva.protocol.messages import BUCKETS, ClientMessage, Config, SyncRequest
+from roskva.protocol.messages import BUCKETS, ClientMessage, Config, Sync, SyncRequest
 from roskva.protocol.summaries import SetDigest, bucket_of, bucket_summaries, differing_buckets
 from tests.client.scripted import Bench, status
 
@@ -415,9 +416,8 @@ def test_up_to_256_registrations_are_stated_at_once_above_that_by_buckets(count:
     assert bench.core.in_sync(bench.now)
 
 
-def test_buckets_are_never_split_and_messages_stay_within_the_limit() -> None:
-    bench = Bench(config=Config(operations_per_message_max=100)).live()
-    wished = names(3000)
+def come_back_to_nothing(bench: Bench, wished: list[bytes]) -> Sync:
+    """A client with many registrations comes to a server that has none of them: its first word is the summaries of its buckets."""
     bench.do(bench.core.disconnected(bench.now))
     bench.register(*wished)
     bench.anew(keep=False)
@@ -427,14 +427,53 @@ def test_buckets_are_never_split_and_messages_stay_within_the_limit() -> None:
     asked = syncs(bench.take_said())[0].sync
     assert asked is not None
     assert asked.summaries is not None
+    return asked
+
+
+def test_buckets_are_never_split_and_messages_stay_within_the_limit() -> None:
+    bench = Bench(config=Config(operations_per_message_max=1_000, message_bytes_max=50_000)).live()
+    asked = come_back_to_nothing(bench, names(3000))
     bench.say(sync_request=SyncRequest(op=asked.op, buckets=list(range(BUCKETS))))
     parts = [message.sync for message in bench.take_said() if message.sync is not None]
-    assert all(len(part.objects or []) <= 100 for part in parts)
+    assert all(len(part.objects or []) <= 114 for part in parts)
     assert sorted(bucket for part in parts for bucket in part.buckets or []) == list(range(BUCKETS))
     assert [part.op for part in parts] == list(range(asked.op + 1, asked.op + 1 + len(parts)))
     for part in parts:
         assert all(bucket_of(one.object.encode()) in (part.buckets or []) for one in part.objects or [])
     assert sum(len(part.objects or []) for part in parts) == 3000
+
+
+@pytest.mark.parametrize(("objects_max", "bytes_max", "rounds"), [(100, 1 << 18, 3), (1_000, 6_100, 5)])
+def test_no_more_is_stated_at_once_than_a_service_has_room_for_and_the_rest_when_that_is_dealt_with(
+    objects_max: int, bytes_max: int, rounds: int
+) -> None:
+    bench = Bench(config=Config(operations_per_message_max=objects_max, message_bytes_max=bytes_max)).live()
+    asked = come_back_to_nothing(bench, names(1000))
+    for _ in range(rounds):
+        missing = differing_buckets(asked.summaries or [], bucket_summaries(bench.has))
+        bench.say(sync_request=SyncRequest(op=asked.op, buckets=missing))
+        said = [message.sync for message in bench.take_said() if message.sync is not None]
+        parts = [sync for sync in said if sync.summaries is None]
+        assert 0 < len(parts) <= STATEMENTS_MAX
+        assert sum(len(part.objects or []) for part in parts) <= MESSAGES_UNANSWERED_MAX * objects_max
+        bench.has |= {one.object.encode() for part in parts for one in part.objects or []}
+        asked = said[-1]
+    assert asked.summaries is None
+    bench.say()
+    assert bench.core.in_sync(bench.now)
+
+
+def test_a_server_that_names_the_same_buckets_again_is_asked_after_a_pause() -> None:
+    bench = Bench(config=Config(operations_per_message_max=100)).live()
+    asked = come_back_to_nothing(bench, names(1000))
+    bench.say(sync_request=SyncRequest(op=asked.op, buckets=list(range(BUCKETS))))
+    again = bench.take_said()[-1].sync
+    assert again is not None
+    assert again.summaries is not None
+    bench.say(sync_request=SyncRequest(op=again.op, buckets=list(range(BUCKETS))))
+    assert all(message.sync is not None and message.sync.summaries is None for message in bench.take_said())
+    bench.pass_time(4.0)
+    assert any(message.sync is not None and message.sync.summaries is not None for message in bench.take_said())
 
 
 def test_an_answer_to_another_sync_is_ignored() -> None:

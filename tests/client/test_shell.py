@@ -15,7 +15,7 @@ import pytest
 
 import roskva
 from roskva.client.callbacks import Callback
-from roskva.client.shell import Client
+from roskva.client.shell import WISHES_PAUSE_S, Client
 from roskva.errors import (
     ClientStopped,
     InvalidApplication,
@@ -375,6 +375,44 @@ async def test_an_unknown_application_is_told(gateway: FakeGateway) -> None:
         with pytest.raises(UnknownApplication):
             async for _ in client:
                 pass
+
+
+async def test_wishes_of_one_turn_of_the_event_loop_travel_together(gateway: FakeGateway) -> None:
+    async with client_of(gateway) as client:
+        await client.register("first")
+        await client.synced(5)
+        gateway.received.clear()
+        for number in range(5_000):
+            await client.register(f"object-{number}")
+        await client.unregister("object-0")
+        await client.synced(20)
+        assert len(gateway.clients[0].registered) == 5_000
+        assert sum(len(message.register) for message in gateway.received) == 4_999  # the first was given up before it was told
+        assert len(gateway.received) < 100
+
+
+async def test_while_wishes_are_unanswered_those_of_several_turns_travel_together(gateway: FakeGateway) -> None:
+    async with client_of(gateway) as client:
+        await client.register("first")
+        await client.synced(5)
+        gateway.received.clear()
+        gateway.silent = True
+        began_s = asyncio.get_running_loop().time()
+        for number in range(500):
+            await client.register(f"object-{number}")
+            await asyncio.sleep(0)
+        await until(lambda: sum(len(message.register) for message in gateway.received) >= 500)
+        took_s = asyncio.get_running_loop().time() - began_s
+        assert len(gateway.received) <= 2 + took_s / WISHES_PAUSE_S
+
+
+async def test_a_wish_of_the_last_moment_is_told(gateway: FakeGateway) -> None:
+    async with client_of(gateway) as client:
+        await client.register("first")
+        await client.synced(5)
+        await client.unregister("first")
+        await client.register("last")
+    await until(lambda: list(gateway.clients[0].registered) == ["last"])
 
 
 async def test_many_registrations_go_through(gateway: FakeGateway) -> None:

@@ -31,7 +31,7 @@ from roskva.model import (
     rendezvous,
     seqno_of,
 )
-from roskva.pipeline.link import Link, LinkBroken
+from roskva.propagation.link import Link, LinkBroken
 from roskva.protocol.internal import (
     NONCE_BYTES,
     Announce,

@@ -128,6 +128,31 @@ async def test_a_polled_connection_is_served_through_either(pair: tuple[Gateway,
     assert not pair[0].router.connections
 
 
+async def test_a_poll_that_is_passed_on_counts_as_an_open_file_at_both(pair: tuple[Gateway, Gateway]) -> None:
+    here, there = pair
+    path = f"{here.url}/v1/channels/{here.port.polls.open('', '').id}"
+    async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as polls:
+        waiting = []
+        async with asyncio.timeout(10):
+            while not there.port.relays():  # each over a connection of its own; the kernel chooses who gets it
+                waiting.append(polls.create_task(_poll(http, path)))
+                await asyncio.sleep(0.1)
+        assert here.port.relays() >= 1
+        there.port._connections_max = there.port.http_connections() + 1
+        assert there.port.full()
+        for poll in waiting:
+            poll.cancel()
+    async with asyncio.timeout(10):
+        while there.port.relays():
+            await asyncio.sleep(0.02)
+    assert not there.port.full()
+
+
+async def _poll(http: aiohttp.ClientSession, path: str) -> None:
+    async with http.get(path, headers={"Connection": "close"}):
+        pass
+
+
 async def test_a_polled_connection_is_gone_with_its_gateway(pair: tuple[Gateway, Gateway], settings: Settings) -> None:
     """Also while the others take that one for alive: its client opens another connection at once."""
     identity = pair[0].port.polls.open("", "").id

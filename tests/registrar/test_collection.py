@@ -21,7 +21,7 @@ from roskva.model import (
     ObjectKey,
     Propagation,
 )
-from roskva.pipeline.blind import write_blindly
+from roskva.propagation.blind import write_blindly
 from roskva.protocol.messages import ClientMessage, Init
 from roskva.registrar.cells import CREATED, Created, client_row, created_cell, seen_cell, seqno_cell
 from roskva.registrar.core import blind

@@ -8,10 +8,13 @@ import pytest
 
 from roskva.config import Settings
 from roskva.errors import RateLimited
-from roskva.model import ClientId
+from roskva.model import ClientId, name_of, object_key
 from roskva.protocol.messages import ClientMessage, Sync
-from roskva.protocol.summaries import SetDigest
+from roskva.protocol.summaries import SetDigest, bucket_of
+from roskva.registrar.cells import Pending, registration_cells
+from roskva.registrar.core import compared
 from roskva.registrar.large import ENTRIES_AT_ONCE, ENTRIES_PER_S, LargeRows
+from roskva.registrar.row import ClientRow
 from tests.registrar.place import Clock, HeldChannel, Place, serving
 
 ANN, BOB = ClientId("ann"), ClientId("bob")
@@ -39,6 +42,16 @@ def test_rows_of_the_usual_size_are_free() -> None:
         rows.did(ANN, 1_000)
     rows.check(ANN)
     assert len(rows._budgets) == 0
+
+
+def test_a_statement_of_some_buckets_costs_what_is_in_them() -> None:
+    """Or a client with 50,000 registrations, which states them in some eighty messages, has spent its budget before it is through."""
+    keys = [object_key("demo", 0, b"object-%d" % number) for number in range(2_560)]
+    row = ClientRow(ANN, (cell for key in keys for cell in registration_cells(key, 1, True, Pending())))
+    in_bucket = sum(bucket_of(name_of(key)) == 7 for key in keys)
+    assert 0 < compared(row, Sync(op=1, objects=[], buckets=[7])) == in_bucket < 50
+    assert compared(row, Sync(op=1, summaries=[])) == len(keys)
+    assert compared(row, Sync(op=1, objects=[])) == len(keys)
 
 
 async def test_syncs_and_starts_of_who_has_spent_its_budget_are_told_to_wait(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
 from roskva.model import DROP_COPY, OUTCOME_COVERED, OUTCOME_UNKNOWN, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, UNAVAILABLE, Registration
-from roskva.pipeline.blind import write_blindly
+from roskva.propagation.blind import write_blindly
 from roskva.protocol.messages import Ack, ClientMessage, Init, Register, Unregister
 from roskva.protocol.summaries import SetDigest
 from roskva.registrar.cells import CREATED, client_row

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roskva.model import ClientId, ObjectKey, object_key
-from roskva.protocol.summaries import SetDigest
+from roskva.model import ClientId, ObjectKey, name_of, object_key
+from roskva.protocol.summaries import SetDigest, bucket_of
 from roskva.registrar.cells import (
     ACKNOWLEDGED,
     DONE,
@@ -167,3 +167,23 @@ def test_registrations_of_an_old_epoch_no_longer_count() -> None:
 
 def test_done_is_a_value_of_its_own() -> None:
     assert done_cell(HELLO, 5).value == DONE
+
+
+def test_the_registrations_of_some_buckets_stay_known_as_a_large_row_changes() -> None:
+    names = [b"object-%d" % number for number in range(1_200)]
+    row = ClientRow(CLIENT, (cell for name in names for cell in registration_cells(object_key("demo", 0, name), 1, True, Pending())))
+    wanted = {3, 77, 200}
+
+    def walked() -> set[ObjectKey]:
+        return {key for key in row.registered() if bucket_of(name_of(key)) in wanted}
+
+    assert row.large
+    assert set(row.registered_in(wanted)) == walked() != set()
+    gone = next(iter(walked()))
+    row.apply(registration_cells(gone, 2, False, Pending()))
+    new = next(name for number in range(10_000) if bucket_of(name := b"new-%d" % number) == 77)
+    row.apply(registration_cells(object_key("demo", 0, new), 2, True, Pending()))
+    assert gone not in row.registered_in(wanted)
+    assert object_key("demo", 0, new) in row.registered_in(wanted)
+    assert set(row.registered_in(wanted)) == walked()
+    assert row.registered_in({300}) == []

@@ -10,7 +10,7 @@ import pytest
 
 from roskva.errors import PartitionUnavailable
 from roskva.model import OUTCOME_COVERED, OUTCOME_UPDATE, SETTLED, ClientId, object_key, seqno_of
-from roskva.pipeline.blind import write_blindly
+from roskva.propagation.blind import write_blindly
 from roskva.protocol.messages import ClientMessage, Register
 from roskva.registrar.cells import Pending, client_row, registration_cells, seqno_cell
 from roskva.registrar.core import blind

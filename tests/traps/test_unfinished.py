@@ -9,7 +9,7 @@ import pytest
 
 from roskva.config import Settings
 from roskva.model import OUTCOME_UPDATE, ClientId
-from roskva.pipeline.blind import write_blindly
+from roskva.propagation.blind import write_blindly
 from roskva.table.interface import Mutation, RowKey
 from tests.registrar.place import Clock, Place, serving, told
 from tests.registrar.test_recovery import a_round, calm_down, settled_client

@@ -223,10 +223,13 @@ class ClientCore:
             and now - self._heard_at < 2 * self.config.keepalive_s
         )
 
-    def register(self, now: float, name: bytes, version: int | None = None, epoch: int = 0, interval_ms: int | None = None) -> list[Action]:
+    def register(
+        self, now: float, name: bytes, version: int | None = None, epoch: int = 0, interval_ms: int | None = None, at_once: bool = True
+    ) -> list[Action]:
         """Wish for an object. `version` is what the application holds, and will still hold after a restart.
 
-        `interval_ms`: to be told at most once in so long. None leaves what the registration has.
+        `interval_ms`: to be told at most once in so long. None leaves what the registration has. Not `at_once`: nothing is sent before the
+        next input, so that many wishes travel together; the caller ticks soon.
         """
         check_interval(interval_ms)
         if self.stopped is not None or self._forget_due is not None:
@@ -239,9 +242,9 @@ class ClientCore:
             self._operate(now, name, register=True)
         elif name not in self.desired.unconfirmed:
             return [StatusChanged(name, registered=True)]
-        return self._flush(now)
+        return self._flush(now) if at_once else []
 
-    def unregister(self, now: float, name: bytes, forget: bool = False) -> list[Action]:
+    def unregister(self, now: float, name: bytes, forget: bool = False, at_once: bool = True) -> list[Action]:
         """Wish for it no more. `forget`: the application drops what it knew; should it register again, all is told anew."""
         if self.stopped is not None:
             return []
@@ -250,7 +253,7 @@ class ClientCore:
             self._operate(now, name, register=False)
         elif name not in self.desired.unconfirmed:
             return [StatusChanged(name, registered=False)]
-        return self._flush(now)
+        return self._flush(now) if at_once else []
 
     def _operate(self, now: float, name: bytes, register: bool) -> None:
         self.operations.add(name, register)
@@ -447,8 +450,7 @@ class ClientCore:
             return []
         if request.op == 0 or request.op != self.syncing.asked_op:
             return []
-        self.syncing.asked_op = 0
-        return list(self._outbox.sync_buckets(now, self.config, request.buckets))
+        return list(self._outbox.sync_buckets(now, self.config, request.buckets, self.syncing))
 
     def _notified(self, told: messages.Notify) -> list[Action]:
         name = _name(told.object)

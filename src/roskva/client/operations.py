@@ -47,6 +47,11 @@ class Operations:
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
+    @property
+    def unanswered(self) -> int:
+        """How many were sent, and wait for their status."""
+        return self._unanswered
+
     def wants(self, name: bytes) -> bool | None:
         """Is the open operation on this object a registration? None: there is no open one."""
         operation = self._by_name.get(name)

@@ -14,9 +14,10 @@ from roskva.client.actions import Send
 from roskva.client.credential import Credential
 from roskva.client.desired import Desired
 from roskva.client.limits import objects_per_message
-from roskva.client.operations import Operations, pause_s
+from roskva.client.operations import MESSAGES_UNANSWERED_MAX, Operations, pause_s
 from roskva.client.syncing import Syncing, bucket_statements, statement
 from roskva.model import name_to_text
+from roskva.probes import reached
 from roskva.protocol.messages import Ack, ClientMessage, Config, Register, Sync, Unregister
 
 _NEVER: Final = float("-inf")
@@ -67,10 +68,17 @@ class Outbox:
         syncing.sent(now, sync.op, pause, asks=sync.summaries is not None)
         return self.message(now, config, sync=sync)
 
-    def sync_buckets(self, now: float, config: Config, buckets: Sequence[int]) -> list[Send]:
-        statements = bucket_statements(self.desired, buckets, self._next_op, self._objects_max(config))
+    def sync_buckets(self, now: float, config: Config, buckets: Sequence[int], syncing: Syncing) -> list[Send]:
+        """What the server named, or as much of it as may be stated at once; then the summaries again, if it has named fewer than before."""
+        at_once_max = MESSAGES_UNANSWERED_MAX * config.operations_per_message_max
+        statements = bucket_statements(self.desired, buckets, self._next_op, self._objects_max(config), at_once_max)
         self._take_ops(len(statements))
-        return [self.message(now, config, sync=part) for part in statements]
+        sends = [self.message(now, config, sync=part) for part in statements]
+        goes_on = syncing.named(len(buckets))
+        if goes_on and sum(len(part.buckets or ()) for part in statements) < len(buckets):
+            reached("client: states some of the buckets that differ")
+            sends.append(self.sync(now, config, syncing))
+        return sends
 
     def message(
         self,

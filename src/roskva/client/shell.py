@@ -43,6 +43,7 @@ from roskva.protocol.messages import ClientMessage, Config, Info, ServerMessage,
 log = logging.getLogger(__name__)
 
 LIBRARY: Final = "roskva-python/1"
+WISHES_PAUSE_S: Final = 0.02  # between messages with new wishes while earlier ones are unanswered; a service refuses a hundred that wait
 DRAIN_S: Final = 1.0  # how long a closing client waits for its last acknowledgements to be sent
 
 
@@ -110,6 +111,8 @@ class Client:
         self._core: ClientCore | None = None
         self._channel: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._wishing: asyncio.Handle | None = None  # wishes wait to be sent together
+        self._wished_s = float("-inf")  # when they last were
         self._tasks: list[asyncio.Task[None]] = []
         self._notifications: Mailbox[Notification] = Mailbox()  # for `async for`
         self._with_application: set[Notification] = set()  # taken by a loop, not acknowledged
@@ -162,6 +165,9 @@ class Client:
         if self._closed:
             return
         self._flush_acknowledgements()
+        if self._wishing is not None:
+            self._wishing.cancel()
+            self._tell_wishes()
         self._closed = True
         if self._channel is not None:
             try:
@@ -231,6 +237,8 @@ class Client:
     ) -> None:
         """Wish to be told of an object's versions. Returns when the wish is recorded here; `synced` waits for the service.
 
+        Thousands may be wished for in a loop: those of one turn of the event loop travel together.
+
         `version` (and its `epoch`, as the notification told it) is the one that the application holds already, and keeps over a
         restart: nothing is sent for it or for older ones. `handler` is called with this object's notifications, at once and instead of
         loops and callbacks, until the object is unregistered; it gives each to `acknowledge` when it was dealt with. If the service refuses
@@ -247,14 +255,14 @@ class Client:
         if handler is not None and key in core.desired and not self._handlers.may_take(key, handler):
             raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
         left = self._handlers.take(key, handler, refused)
-        self._perform(core.register(self._now(), key, held, epoch, notify_interval_ms))
+        self._wish(core.register(self._now(), key, held, epoch, notify_interval_ms, at_once=False))
         for notification in left:
             self._notify(notification)
 
     async def unregister(self, name: str | bytes, forget: bool = False) -> None:
         """Wish no more to be told of it. `forget`: should it be registered again in this run, everything is told anew."""
         core, key = self._running(), name_given(name)
-        self._perform(core.unregister(self._now(), key, forget))
+        self._wish(core.unregister(self._now(), key, forget, at_once=False))
         self._take_back(key)
 
     def _take_back(self, key: bytes) -> None:
@@ -367,6 +375,24 @@ class Client:
         waiting, self._to_acknowledge = self._to_acknowledge, []
         if waiting and self._core is not None and not self._closed:
             self._perform(self._core.acknowledge(self._now(), *waiting))
+
+    def _wish(self, wanted: list[Action]) -> None:
+        """A wish is recorded. It is told with the others of this turn of the event loop, and soon enough not to wait for the answers to
+        earlier ones; whatever else is sent before takes it along."""
+        if wanted:
+            self._perform(wanted)
+        if self._wishing is None and self._channel is not None and self._core is not None:
+            loop = asyncio.get_running_loop()
+            again_s = self._wished_s + WISHES_PAUSE_S
+            if self._core.operations.unanswered and again_s > loop.time():
+                self._wishing = loop.call_at(again_s, self._tell_wishes)
+            else:
+                self._wishing = loop.call_soon(self._tell_wishes)
+
+    def _tell_wishes(self) -> None:
+        self._wishing = None
+        self._wished_s = self._now()
+        self._tick()
 
     async def _next(self) -> Notification:
         while (notification := await self._notifications.take()) is not None:

@@ -4,7 +4,8 @@ The client decides: it states its registrations when the summaries differ and no
 doubles from one attempt to the next until they agree. A server's request is a hint, obeyed at most once a minute. Up to
 FULL_SYNC_MAX registrations are stated in one message; above that the summaries of the buckets go first, and then, when the
 server has named those that differ, what they hold. A statement is authoritative for the buckets that it names, so no bucket
-is split over two messages.
+is split over two messages. Of many that differ only some are stated, with the summaries again behind them: their answer says that those
+are dealt with, and names the rest. So a service is never asked for more at once than it has room for.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Final
 
 from roskva.client.desired import Desired
 from roskva.probes import reached
-from roskva.protocol.messages import FULL_SYNC_MAX, Sync
+from roskva.protocol.messages import BUCKETS, FULL_SYNC_MAX, Sync
 
 HINT_INTERVAL_S: Final = 60.0
+STATEMENTS_MAX: Final = 50  # messages at once; a service refuses what comes when a hundred of a client wait
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Syncing:
 
     in_flight: bool = False
     asked_op: int = 0  # of the bucket summaries that wait for an answer
+    differing: int = BUCKETS + 1  # buckets, by the last answer to such
     attempts: int = 0
     not_before: float = float("-inf")
     last: float = float("-inf")
@@ -33,13 +36,23 @@ class Syncing:
     def agreed(self) -> None:
         self.in_flight = False
         self.asked_op = self.attempts = 0
+        self.differing = BUCKETS + 1
         self.not_before = float("-inf")
 
     def interrupted(self) -> None:
         """The channel or the session is gone, and with it the answer. The count of attempts stays: it slows a loop down."""
         self.in_flight = False
         self.asked_op = 0
+        self.differing = BUCKETS + 1
         self.not_before = float("-inf")
+
+    def named(self, buckets: int) -> bool:
+        """The server has named so many that differ. Whether they are fewer than before: then nothing speaks against going on at once."""
+        fewer, self.differing = buckets < self.differing, buckets
+        self.asked_op = 0
+        if fewer:
+            self.attempts = min(self.attempts, 1)
+        return fewer
 
     def sent(self, now: float, op: int, pause_s: float, asks: bool) -> None:
         self.in_flight = True
@@ -67,18 +80,25 @@ def statement(desired: Desired, op: int, objects_max: int) -> Sync:
     return Sync(op=op, summaries=desired.bucket_summaries())
 
 
-def bucket_statements(desired: Desired, buckets: Sequence[int], first_op: int, objects_max: int) -> list[Sync]:
-    """What the named buckets hold, whole buckets together up to `objects_max` objects a message.
+def bucket_statements(desired: Desired, buckets: Sequence[int], first_op: int, objects_max: int, at_once_max: int) -> list[Sync]:
+    """What the named buckets hold, whole buckets together up to `objects_max` objects a message; of the first of them, if they hold more
+    than `at_once_max` or need more than STATEMENTS_MAX messages.
 
     A single bucket above the limit goes alone: with 100,000 registrations a bucket holds about 390 objects, limits are 1,000.
     """
     statements: list[Sync] = []
     names: list[bytes] = []
     chosen: list[int] = []
+    stated = 0
     for bucket, members in sorted(desired.by_bucket(buckets).items()):
+        if stated and stated + len(members) > at_once_max:
+            break
+        stated += len(members)
         if chosen and len(names) + len(members) > objects_max:
             statements.append(_bucket_statement(desired, first_op + len(statements), chosen, names))
             names, chosen = [], []
+            if len(statements) == STATEMENTS_MAX:
+                break
         chosen.append(bucket)
         names.extend(members)
     if chosen:

@@ -54,6 +54,11 @@ class Door:
         self._runner: web.AppRunner | None = None
         self._watching: asyncio.Task[None] | None = None
 
+    @property
+    def connections(self) -> int:
+        """How many have come through it, and are open."""
+        return 0 if self._runner is None or self._runner.server is None else len(self._runner.server.connections)
+
     async def open(self, application: web.Application) -> None:
         assert self._socket is not None
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_STOP_S)

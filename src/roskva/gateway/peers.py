@@ -43,6 +43,7 @@ class Peers:
         self._folder = data / RUN
         self._own = own
         self._live = live
+        self.relaying = 0  # requests that are passed on now: each takes a connection
         self._sessions: dict[str, tuple[aiohttp.ClientSession, int]] = {}  # and the descriptor of the folder, by member
 
     async def close(self) -> None:
@@ -82,6 +83,7 @@ class Peers:
         if member is None:
             raise Unavailable("The gateway that this belongs to is gone.")
         relaying = asyncio.ensure_future(self._relayed(request, member))
+        self.relaying += 1
         try:
             while not relaying.done():
                 await asyncio.wait({relaying}, timeout=_LOOK_S)
@@ -94,6 +96,7 @@ class Peers:
             log.warning("a request could not be passed on to gateway %s: %s", member.name or member.id, type(error).__name__)
             raise Unavailable("The gateway that this belongs to does not answer.") from None
         finally:
+            self.relaying -= 1
             relaying.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await relaying

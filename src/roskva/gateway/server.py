@@ -110,6 +110,7 @@ class Port:
         self._websockets = 0  # on picows
         self.by_channel = dict.fromkeys(_CHANNELS.values(), 0)  # connections now
         self.http_connections: Callable[[], int] = lambda: 0  # open ones, as aiohttp counts them
+        self.relays: Callable[[], int] = lambda: 0  # connections to and from other gateways, for requests that were passed on
         self._http_addresses: dict[object, str] = {}  # of those that count for an address
         self._router = router
         self.connections = router.connections
@@ -184,9 +185,12 @@ class Port:
             cast(AnyConnection, connection).abort()
 
     def full(self) -> bool:
-        """As many clients as allowed, or as many open files. A polled client may have two, a trusted line has one for all its clients."""
+        """As many clients as allowed, or as many open files. A polled client may have two, a trusted line has one for all its clients.
+
+        A poll that came to another gateway than its connection's is a file more at either of them.
+        """
         clients = len(self.connections) + len(self.openings) + len(self.polls.closed)
-        files = self._websockets + len(self.openings) + self.http_connections()
+        files = self._websockets + len(self.openings) + self.http_connections() + self.relays()
         return self._stopping or max(clients, files) >= self._connections_max
 
     def check_room(self, address: str) -> None:

@@ -140,6 +140,7 @@ class Gateway:
         undo.callback(self.disk.stop)
         peers = Peers(settings.data, self.member_id, lambda: self.view.live)
         undo.push_async_callback(peers.close)
+        self.port.relays = lambda: door.connections + peers.relaying
         inspect = Inspection(
             settings,
             table,

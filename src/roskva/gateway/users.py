@@ -20,6 +20,7 @@ from roskva.config import Settings
 from roskva.errors import MalformedMessage, Overloaded, RoskvaError, UnknownApplication
 from roskva.gateway.details import Page
 from roskva.model import DAY_S, DROP_COPY, OUTCOME_ERASE, ClientId, ObjectKey, Propagation, client_partition
+from roskva.propagation.links import Links
 from roskva.registrar.cells import CREATED, Created, read_created
 from roskva.registrar.row import ClientRow
 from roskva.registrar.service import Registrar
@@ -72,8 +73,6 @@ class Users:
     def __init__(
         self, settings: Settings, table: Table, manifest: Manifest, registrar: Registrar, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        from roskva.pipeline.propagation import Links
-
         self._settings = settings
         self._table = table
         self._manifest = manifest

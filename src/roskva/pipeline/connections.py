@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from roskva.config import Settings
 from roskva.feed.interface import Feed
-from roskva.pipeline.breaker import Breaker
-from roskva.pipeline.surroundings import REAL, Surroundings
+from roskva.propagation.breaker import Breaker
+from roskva.propagation.surroundings import REAL, Surroundings
 from roskva.table.interface import Table
 from roskva.table.manifest import Manifest
 
 if TYPE_CHECKING:
-    from roskva.pipeline.propagation import Links
+    from roskva.propagation.links import Links
 
 
 class Connections:
@@ -52,7 +52,7 @@ class Connections:
 
     @cached_property
     def links(self) -> Links:
-        from roskva.pipeline.propagation import Links
+        from roskva.propagation.links import Links
 
         return Links(self.settings, self.table)
 

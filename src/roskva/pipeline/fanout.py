@@ -33,10 +33,10 @@ from roskva.model import ObjectKey, Propagation, Stamps, Update, partition_of
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import Origin, dead_letter
 from roskva.pipeline.health import count_round
-from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.scratch import put
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
+from roskva.propagation.patience import Backoff, persist
 from roskva.table.interface import Cell, Row, RowKey, Table
 
 log = logging.getLogger(__name__)

@@ -28,13 +28,13 @@ from roskva.matcher.events import encode_update
 from roskva.matcher.forms import Malformed, Stamp, form_of, handed_over, stamps_of
 from roskva.matcher.scratch import Homeless, homeless_cell
 from roskva.model import ObjectKey, Propagation, Stamps, Update, partition_of
-from roskva.pipeline.breaker import Pieces
 from roskva.pipeline.connections import Connections, connections, settle_memory
 from roskva.pipeline.events import COLUMNS, Events, dead_letter, read_events
-from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.scratch import put
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
+from roskva.propagation.breaker import Pieces
+from roskva.propagation.patience import Backoff, persist
 from roskva.table.interface import RowKey, Table
 from roskva.table.manifest import Manifest
 

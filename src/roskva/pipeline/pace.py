@@ -9,11 +9,13 @@ is the caller's.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from roskva.config import Settings
 from roskva.feed.interface import UPDATES
 from roskva.pipeline.offsets import MATCHING, Positions, Stream
+
+if TYPE_CHECKING:
+    from roskva.config import Settings
 
 _REST_PER_WORK: Final = 4.0
 _BACKLOG: Final = 10_000  # updates: whoever is so far behind does not rest

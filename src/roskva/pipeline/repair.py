@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from roskva.feed.interface import FAN_OUTS, UPDATES
 from roskva.model import OUTCOME_LOST, ClientId, ObjectKey, Propagation, epoch_of, partition_of
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.patience import persist
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
+from roskva.propagation.patience import persist
 from roskva.registrar.cells import CREATED, REG, is_registered, read_created
 from roskva.table.interface import Row
 from roskva.table.manifest import RECOVERING, Address, PartitionRecord

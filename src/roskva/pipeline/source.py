@@ -23,7 +23,7 @@ from roskva.matcher.forms import SAMPLED, picked
 from roskva.pipeline.connections import connections, settle_memory
 from roskva.pipeline.offsets import MATCHING, SUBSCRIPTION, Place, Range, Stream, advance, from_json, plan, share_out, to_json
 from roskva.pipeline.pace import Pace
-from roskva.pipeline.patience import persist
+from roskva.propagation.patience import persist
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit

@@ -20,9 +20,9 @@ from roskva.matcher.scratch import untold_cell
 from roskva.model import OUTCOME_LOST, OUTCOME_UPDATE, PUT_ASIDE, SETTLED, Propagation, Stamps, are_private
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.events import decode_dead_letter
-from roskva.pipeline.patience import Backoff, persist
 from roskva.pipeline.scratch import put
 from roskva.probes import reached
+from roskva.propagation.patience import Backoff, persist
 
 log = logging.getLogger(__name__)
 

@@ -51,10 +51,13 @@ class SetDigest:
 
 def bucket_summaries(names: Iterable[bytes]) -> list[BucketSummary]:
     """The summaries of the buckets that are not empty, in order."""
-    digests: dict[int, SetDigest] = {}
+    hashes: dict[int, list[int]] = {}
     for name in names:
-        digests.setdefault(bucket_of(name), SetDigest()).add(name)
-    return [BucketSummary(bucket=bucket, count=d.count, digest=f"{d.total:032x}") for bucket, d in sorted(digests.items())]
+        hashed = hash_of(name)
+        hashes.setdefault(hashed >> 120, []).append(hashed)  # the first of its 16 bytes: one hash tells both
+    return [
+        BucketSummary(bucket=bucket, count=len(found), digest=f"{sum(found) % _MODULUS:032x}") for bucket, found in sorted(hashes.items())
+    ]
 
 
 def differing_buckets(ours: Iterable[BucketSummary], theirs: Iterable[BucketSummary]) -> list[int]:

@@ -75,8 +75,9 @@ class Operating:
             if allowed.sync is not None:
                 self.registrar.large.check(session.client)
                 row = await self.registrar.rows.get(session.client)
+                compared = core.compared(row, allowed.sync)
                 decision = core.sync(row, session.number, session.operations, allowed.sync, limit)
-                self.registrar.large.did(session.client, row.digest.count)
+                self.registrar.large.did(session.client, compared)
                 await self._carry_out(session, row, decision, answer=True)
 
     async def _carry_out(self, session: Session, row: ClientRow, decision: core.Decision, answer: bool = False) -> None:

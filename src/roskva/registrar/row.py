@@ -7,10 +7,11 @@ table. Derived and kept current: the digest of the registrations, what is pendin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from roskva.model import ClientId, ObjectKey, epoch_of, name_of
-from roskva.protocol.summaries import SetDigest
+from roskva.protocol.messages import BUCKETS
+from roskva.protocol.summaries import SetDigest, bucket_of
 from roskva.registrar.cells import (
     CREATED,
     LOG,
@@ -31,6 +32,8 @@ from roskva.registrar.cells import (
     read_pending,
 )
 from roskva.table.interface import Cell, wins
+
+_LARGE_ABOVE: Final = 1_000  # registrations; to walk over fewer costs little
 
 
 class Standing(NamedTuple):
@@ -56,7 +59,7 @@ def _mark(names: dict[bytes, None], name: bytes, present: bool) -> None:
 
 
 class ClientRow:
-    __slots__ = ("_cells", "_pending", "_waiting", "client", "created", "digest", "epoch", "intervals")
+    __slots__ = ("_by_bucket", "_cells", "_pending", "_waiting", "client", "created", "digest", "epoch", "intervals")
 
     def __init__(self, client: ClientId, cells: Iterable[Cell] = (), epoch: int = 0) -> None:
         self.client = client
@@ -68,6 +71,7 @@ class ClientRow:
         # Sets of names, mostly empty: an empty dictionary takes a third of the memory of an empty set.
         self._pending: dict[bytes, None] = {}
         self._waiting: dict[bytes, None] = {}
+        self._by_bucket: list[dict[ObjectKey, None]] | None = None  # of a large row that is being synced
         self.apply(cells)
 
     def apply(self, cells: Iterable[Cell]) -> None:
@@ -87,8 +91,12 @@ class ClientRow:
             was, now = old is not None and is_registered(old), is_registered(new)
             if now and not was:
                 self.digest.add(name_of(key))
+                if self._by_bucket is not None:
+                    self._by_bucket[bucket_of(name_of(key))][key] = None
             elif was and not now:
                 self.digest.remove(name_of(key))
+                if self._by_bucket is not None:
+                    self._by_bucket[bucket_of(name_of(key))].pop(key, None)
             self._note_interval(key, interval_ms_of(new))
         elif name.startswith(PENDING):
             if not self.outdated(ObjectKey(name[len(PENDING) :])):
@@ -146,6 +154,10 @@ class ClientRow:
         return len(self._cells)
 
     @property
+    def large(self) -> bool:
+        return self.digest.count > _LARGE_ABOVE
+
+    @property
     def pending_count(self) -> int:
         return len(self._pending)
 
@@ -169,6 +181,19 @@ class ClientRow:
                 key = ObjectKey(name[len(REG) :])
                 if epoch_of(key) == self.epoch:
                     yield key
+
+    def registered_in(self, buckets: set[int]) -> list[ObjectKey]:
+        """The registrations of the present epoch whose names are in these buckets.
+
+        A large client states its buckets in many messages, and each costs what it names: not a walk over all registrations.
+        """
+        if not self.large:
+            return [key for key in self.registered() if bucket_of(name_of(key)) in buckets]
+        if self._by_bucket is None:
+            self._by_bucket = [{} for _ in range(BUCKETS)]
+            for key in self.registered():
+                self._by_bucket[bucket_of(name_of(key))][key] = None
+        return [key for bucket in sorted(buckets) if 0 <= bucket < BUCKETS for key in self._by_bucket[bucket]]
 
     def objects(self) -> Iterator[ObjectKey]:
         """Every object that the client ever registered for, as far as the row remembers."""

@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from roskva.feed.interface import Position
-from roskva.pipeline.breaker import Breaker
 from roskva.pipeline.events import Origin
 from roskva.pipeline.fanout import FanOut
 from roskva.pipeline.matching import Task
 from roskva.pipeline.offsets import FAN_OUT, MATCHING, STREAMS, Place, Range, Stream, advance, plan, share_out
-from roskva.pipeline.patience import persist
-from roskva.pipeline.propagation import Links
 from roskva.pipeline.repair import Lost, Repair, lost_in, newest_of, partitions_to_repair
-from roskva.pipeline.surroundings import Surroundings
+from roskva.propagation.breaker import Breaker
+from roskva.propagation.links import Links
+from roskva.propagation.patience import persist
+from roskva.propagation.surroundings import Surroundings
 from roskva.simulation.blocking import BlockingFeed, BlockingTable, SimulatedManifest
 from roskva.simulation.fibers import Fiber, block
 from roskva.simulation.network import FiberSocket

@@ -164,13 +164,13 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "no answer counts as done",
-        "pipeline.propagation",
+        "propagation.links",
         "        return items\n",
         "        return []\n",
     ),
     mutant(
         "blind writes leave no marks",
-        "pipeline.blind",
+        "propagation.blind",
         """\
         _mark(table, settings, written, around)
         table.write(mutations)
@@ -189,14 +189,14 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "unavailable counts as done",
-        "pipeline.propagation",
+        "propagation.links",
         "if verdict in (NOT_OWNER, UNAVAILABLE):",
         "if verdict == NOT_OWNER:",
         needs=("failing writes", "kill client"),
     ),
     mutant(
         "whom the Registrar does not know is asked about for ever",
-        "pipeline.propagation",
+        "propagation.links",
         "if verdict in (NOT_OWNER, UNAVAILABLE):",
         "if verdict in (NOT_OWNER, UNAVAILABLE, 1):",
         20,
@@ -205,7 +205,7 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a blind write that failed counts as done",
-        "pipeline.propagation",
+        "propagation.links",
         "                failed.append(item)\n",
         "                continue\n",
         needs=("failing writes",),

@@ -124,7 +124,7 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "whoever marks does not look where the marks are now",
-        "pipeline.blind",
+        "propagation.blind",
         "    return {row.partition: head_in(found[row]) for row in rows}\n",
         "    return {row.partition: head_in(found[row]) // 8 for row in rows}\n",
         28,

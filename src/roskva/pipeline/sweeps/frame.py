@@ -27,7 +27,7 @@ from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.model import DAY_S
 from roskva.pipeline.connections import Connections
-from roskva.pipeline.patience import Backoff
+from roskva.propagation.patience import Backoff
 from roskva.table.interface import Row, Table
 
 ROWS_AT_A_TIME: Final = 500

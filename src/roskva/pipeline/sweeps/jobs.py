@@ -15,11 +15,11 @@ import pyarrow as pa
 from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.pipeline.connections import Connections, connections, settle_memory
-from roskva.pipeline.patience import persist
 from roskva.pipeline.sweeps.frame import Progress, Request, Swept, task_of
 from roskva.pipeline.sweeps.record import Record, clock_ms, write_records
 from roskva.pipeline.sweeps.run import run_sweep
 from roskva.pipeline.telling import COUNTS, Counts
+from roskva.propagation.patience import persist
 from roskva.table import open_table
 
 if TYPE_CHECKING:

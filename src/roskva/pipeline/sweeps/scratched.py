@@ -24,11 +24,11 @@ from roskva.matcher.events import encode_invalidation
 from roskva.matcher.forms import Stamp
 from roskva.matcher.scratch import SCRATCH, Homeless, Unwalked, read_cell
 from roskva.model import PUT_ASIDE, Propagation, name_to_text, split_object_key
-from roskva.pipeline.breaker import Pieces
 from roskva.pipeline.connections import Connections
 from roskva.pipeline.sweeps.frame import ROWS_AT_A_TIME, Progress, Request, Swept, pages
 from roskva.pipeline.telling import Counts, Teller
 from roskva.probes import reached
+from roskva.propagation.breaker import Pieces
 from roskva.table.interface import Cell, Mutation, RowKey
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from roskva.model import (
     client_partition,
     object_key,
 )
-from roskva.pipeline import blind as blind_module
-from roskva.pipeline.propagation import Links
+from roskva.propagation import blind as blind_module
+from roskva.propagation.links import Links
 from roskva.registrar.cells import Created, Pending, client_row, created_cell, registration_cells, seqno_cell
 from roskva.registrar.core import BlindDecision, blind
 from roskva.registrar.row import ClientRow, Waiting
@@ -248,7 +248,7 @@ def test_a_row_that_nobody_can_read_holds_up_nobody(
 def test_a_row_that_its_registrar_never_has_is_written_in_its_stead(
     settings: Settings, links: Links, registrars: list[RegistrarStandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roskva.pipeline.patience._LONGEST_S", 0.02)
+    monkeypatch.setattr("roskva.propagation.patience._LONGEST_S", 0.02)
     registrars.append(RegistrarStandIn(settings, judge=lambda told: UNAVAILABLE))
     create(settings, "c")
     result = links.propagate([told("c")])

@@ -12,7 +12,7 @@ import socket
 import msgspec
 
 from roskva.address import host_and_port
-from roskva.pipeline.surroundings import REAL, Surroundings
+from roskva.propagation.surroundings import REAL, Surroundings
 from roskva.protocol.internal import (
     FRAME_BYTES_MAX,
     NONCE_BYTES,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from roskva.errors import Unavailable
-from roskva.pipeline.surroundings import REAL, Surroundings
+from roskva.propagation.surroundings import REAL, Surroundings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from typing import Final
 from roskva.config import Settings
 from roskva.errors import PartitionUnavailable, Unavailable
 from roskva.model import ClientId, Propagation, client_partition
-from roskva.pipeline.breaker import Pieces
-from roskva.pipeline.surroundings import REAL, Surroundings
+from roskva.propagation.breaker import Pieces
+from roskva.propagation.surroundings import REAL, Surroundings
 from roskva.registrar.cells import client_row, packed, stamped_waiting
 from roskva.registrar.core import blind
 from roskva.registrar.row import ClientRow

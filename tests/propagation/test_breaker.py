@@ -6,8 +6,8 @@ from collections import deque
 
 import pytest
 
-from roskva.pipeline import breaker as module
-from roskva.pipeline.breaker import HURRIED_S, Breaker, Pieces
+from roskva.propagation import breaker as module
+from roskva.propagation.breaker import HURRIED_S, Breaker, Pieces
 from roskva.table.interface import RowKey
 
 HERE, BESIDE, ELSEWHERE = (RowKey("matcher", partition, key) for partition, key in ((1, b"a"), (1, b"b"), (2, b"a")))

@@ -41,12 +41,12 @@ from roskva.model import (
     Propagation,
     Stamps,
 )
-from roskva.pipeline.blind import write_blindly
-from roskva.pipeline.breaker import Breaker
-from roskva.pipeline.link import Link, LinkBroken
-from roskva.pipeline.patience import Backoff
-from roskva.pipeline.surroundings import REAL, Surroundings
 from roskva.probes import reached
+from roskva.propagation.blind import write_blindly
+from roskva.propagation.breaker import Breaker
+from roskva.propagation.link import Link, LinkBroken
+from roskva.propagation.patience import Backoff
+from roskva.propagation.surroundings import REAL, Surroundings
 from roskva.protocol.internal import Probe, Probed, Propagate, Propagated
 from roskva.registrar.cells import client_row
 from roskva.registrar.members import MEMBERS_ROW, Member, MemberView
