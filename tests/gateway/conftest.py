@@ -44,7 +44,7 @@ async def start(settings: Settings) -> AsyncIterator[Start]:
     yield begin
     for gateway in reversed(running):
         await gateway.stop()
-    close_engines(settings)
+    close_engines(running[0].settings if running else settings)
 
 
 @pytest.fixture
