@@ -106,7 +106,7 @@ class _Line(WSListener):
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type == _TEXT:
             digits, _, data = frame.get_payload_as_bytes().partition(b" ")
-            if self._coming.answered(int(digits), data):
+            if data and self._coming.answered(int(digits), data):
                 self.ask()
 
     def ask(self) -> None:
@@ -139,7 +139,7 @@ class _Alone(WSListener):
 async def _over_lines(coming: _Coming, url: str, key: str, lines: int) -> None:
     for _ in range(lines):
         headers = {"Authorization": f"Bearer {key}"}
-        _, line = await ws_connect(lambda: _Line(coming), url + "/v1/trusted", extra_headers=headers)
+        _, line = await ws_connect(lambda: _Line(coming), url + "/v1/trusted?keepalive=line", extra_headers=headers)
         for _ in range(_ASKED_MAX // lines):
             line.ask()  # type: ignore[attr-defined]
 

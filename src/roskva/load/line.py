@@ -21,6 +21,7 @@ _AGAIN_MAX_S: Final = 5.0
 _BUFFER_BYTES_MAX: Final = 32 << 20
 _FRAME_BYTES_MAX: Final = 4 << 20
 _UNAUTHORIZED: Final = 401
+_OF_THE_LINE: Final = (b"+", b"-")  # its keepalive, and for whom that stands: simulated clients take the line's word for all
 
 _quiet = logging.getLogger("roskva.load.picows")
 _quiet.setLevel(logging.CRITICAL)  # a line that breaks is told of here
@@ -38,7 +39,7 @@ class Line(WSListener):
         received: Callable[[int, bytes, float, int], None],
         changed: Callable[[Line, bool], None],
     ) -> None:
-        self._url = url.replace("http", "ws", 1) + "/v1/trusted"
+        self._url = url.replace("http", "ws", 1) + "/v1/trusted?keepalive=line"
         self._key = key
         self.drop = drop  # part of the messages, in either direction
         self._counts = counts
@@ -135,8 +136,10 @@ class Line(WSListener):
         if self.drop and random.random() < self.drop:
             counts.dropped += 1
             return
-        digits, _, message = data.partition(b" ")
         self.heard_s = time.monotonic()
+        if data[:1] in _OF_THE_LINE:
+            return
+        digits, _, message = data.partition(b" ")
         self._received(int(digits), message, self.heard_s, time.time_ns() // 1000)
 
     def send(self, number: int, message: bytes) -> None:

@@ -31,6 +31,7 @@ TICK_S: Final = 0.25
 _ROWS_AT_A_TIME: Final = 500
 _VISITED_PER_TURN: Final = 200  # sessions in one turn of the event loop: a message takes some 10 microseconds
 _MARKED_AT_A_TIME: Final = 5_000  # rows of marked clients that one round reads, so that resends and keepalives wait for no more
+_KEPT_VISIT: Final = 5  # keepalives between two visits to a session that its line keeps alive: what it needs no more is taken back
 _OTHERS_HEARD_BEATS: Final = 3  # by then every gateway and the pipeline have seen a change of members
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 
@@ -71,6 +72,7 @@ class Rounds:
                     self.registrar.spawn(self.registrar.reread(session))
                 self._tell_settled(now_s)
                 await self._keep_alive(now_s)
+                await self.registrar.lines.keep_alive(now_s)
                 if now_s >= self._next_second_s:
                     self._next_second_s = now_s + 1.0
                     await self._notice_lost_partitions()
@@ -140,9 +142,10 @@ class Rounds:
 
     # Keepalives: every session is in one slot of the wheel, by its client's id, so that one that ended is not kept for it.
 
-    def expect(self, session: Session) -> None:
+    def expect(self, session: Session, now_s: float) -> None:
         """To visit the session when its next keepalive is due, or it has been silent for too long."""
-        session.visit = self._visits.put(session.client, min(_keepalive_due_s(session), session.heard_s + session.settings.offline_s))
+        due_s = now_s + _KEPT_VISIT * session.settings.keepalive_s if _is_kept(session) else _keepalive_due_s(session)
+        session.visit = self._visits.put(session.client, min(due_s, session.heard_s + session.settings.offline_s))
 
     async def _keep_alive(self, now_s: float) -> None:
         visited = 0
@@ -164,12 +167,12 @@ class Rounds:
             return
         if session.busy is not IDLE and now_s - session.heard_s > self._settings.row_idle_s:
             session.rest(now_s)
-        if now_s >= _keepalive_due_s(session):
+        if not _is_kept(session) and now_s >= _keepalive_due_s(session):
             if self.registrar.users.is_current(session.identity):
                 self.registrar.speak(session)
             else:
                 self.registrar.refuse(session, CredentialExpired())
-        self.expect(session)
+        self.expect(session, now_s)
 
     async def _follow_marks(self) -> None:
         """What a Matcher task, or an owner before this one, left for clients of ours; what was shed; registrations that are overdue."""
@@ -244,6 +247,11 @@ class Rounds:
         if unread[stay:]:
             self.registrar.recovery.shed_marked(unread[stay:])
             self._look_at_all_soon()
+
+
+def _is_kept(session: Session) -> bool:
+    """By the keepalive of its line, once it was spoken to."""
+    return session.sent_s > 0.0 and session.keeper is not None
 
 
 def _keepalive_due_s(session: Session) -> float:
