@@ -34,7 +34,7 @@ REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5
 _ASKED_MAX: Final = 1_000  # clients of one process that wait for their first answer
 _OF_A_PROCESS: Final = 17_000  # WebSockets: files are limited
-_COME_S: Final = 400.0
+_COME_S: Final = 900.0
 _TEXT: Final = WSMsgType.TEXT
 
 

@@ -209,3 +209,23 @@ async def test_what_a_full_line_drops_is_noted_and_said_before_its_keepalive(gat
     assert line.take_missed() == [client]
     line.keep_alive()
     assert list(line._queue) == [b"-9", b"+"]
+
+
+async def test_frames_of_every_length_that_wait_together_are_written_together(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async with http.ws_connect(gateway.url + "/v1/trusted", headers=bearer(gateway)) as socket:
+        await until(lambda: gateway.port.lines)
+        (line,) = gateway.port.lines
+        sent = [b"7 " + b"x" * length for length in (0, 100, 123, 124, 1_000, 65_533, 65_534, 200_000)] * 2
+        for frame in sent:
+            line.put(frame)
+        async with asyncio.timeout(WAIT_S):
+            assert [(await socket.receive_str()).encode() for _ in sent] == sent
+        assert line._queued_bytes == 0
+
+
+async def test_what_waits_on_a_line_is_one_write(gateway: Gateway) -> None:
+    line = trusted.TrustedLine(gateway.port)
+    for frame in (b"1 a", b"2 b", b"+"):
+        line.put(frame)
+    assert line._taken() == b"\x81\x031 a\x81\x032 b\x81\x01+"
+    assert not line._queue

@@ -65,10 +65,8 @@ class FastPath:
         if session.followed_at == stand or not self._is_to_be_told(session):
             return
         self._index.leave(session)
-        for key in row.registered():
-            standing = row.standing(key)
-            if standing is not None:
-                self._index.set(session, key, standing.seqno)
+        for key, seqno in row.standings():
+            self._index.set(session, key, seqno)
         session.followed_at = stand
 
     def operated(self, session: Session, row: ClientRow, events: Sequence[Registration]) -> None:

@@ -170,6 +170,14 @@ class ClientRow:
                 if epoch_of(key) == self.epoch:
                     yield key
 
+    def standings(self) -> Iterator[tuple[ObjectKey, int]]:
+        """The same, each with its seqno."""
+        for name, cell in self._cells.items():
+            if cell.value is not None and cell.value[:1] == REGISTERED and name.startswith(REG):
+                key = ObjectKey(name[len(REG) :])
+                if epoch_of(key) == self.epoch:
+                    yield key, cell.timestamp
+
     def objects(self) -> Iterator[ObjectKey]:
         """Every object that the client ever registered for, as far as the row remembers."""
         return (ObjectKey(name[len(REG) :]) for name, cell in self._cells.items() if name.startswith(REG) and cell.value is not None)

@@ -7,8 +7,7 @@ timer and no lock per session.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -413,21 +412,45 @@ class Orders:
     """Messages of one client are handled one after the other; too many of them waiting are refused."""
 
     def __init__(self) -> None:
-        self._turns: dict[ClientId, tuple[asyncio.Lock, list[None]]] = {}
+        self._turns: dict[ClientId, _Turn] = {}
 
-    @contextlib.asynccontextmanager
-    async def turn(self, client: ClientId) -> AsyncIterator[None]:
-        lock, users = self._turns.setdefault(client, (asyncio.Lock(), []))
-        if len(users) >= _WAITING_PER_CLIENT_MAX:
+    def turn(self, client: ClientId) -> _Turn:
+        """`async with` it."""
+        turn = self._turns.get(client)
+        if turn is None:
+            turn = self._turns[client] = _Turn(self._turns, client)
+        return turn
+
+
+class _Turn:
+    """Of one client, for all that want it now."""
+
+    __slots__ = ("_client", "_lock", "_turns", "_users")
+
+    def __init__(self, turns: dict[ClientId, _Turn], client: ClientId) -> None:
+        self._turns = turns
+        self._client = client
+        self._lock = asyncio.Lock()
+        self._users = 0
+
+    async def __aenter__(self) -> None:
+        if self._users >= _WAITING_PER_CLIENT_MAX:
             raise Overloaded("Too many messages of this client are waiting.")
-        users.append(None)
+        self._users += 1
         try:
-            async with lock:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._turns[client]
+            await self._lock.acquire()
+        except BaseException:
+            self._left()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._left()
+
+    def _left(self) -> None:
+        self._users -= 1
+        if not self._users:
+            del self._turns[self._client]
 
 
 def notify_of(text: str, entry: Outstanding, epoch: int) -> Notify:
