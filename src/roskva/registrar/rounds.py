@@ -33,6 +33,9 @@ _VISITED_PER_TURN: Final = 200  # sessions in one turn of the event loop: a mess
 _MARKED_AT_A_TIME: Final = 5_000  # rows of marked clients that one round reads, so that resends and keepalives wait for no more
 _KEPT_VISIT: Final = 5  # keepalives between two visits to a session that its line keeps alive: what it needs no more is taken back
 _OTHERS_HEARD_BEATS: Final = 3  # by then every gateway and the pipeline have seen a change of members
+_SETTLING_SLOT_S: Final = 0.0625
+_SLOW_AFTER_S: Final = 5.0
+_SETTLING_LOOK_S: Final = 1.0
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 
 
@@ -54,6 +57,7 @@ class Rounds:
         self.pending: dict[ClientId, None] = {}  # clients whose sessions had something pending at the last scan, or since
         self._look_at_all_s: list[float] = []
         self._visits: Wheel[ClientId] = Wheel()
+        self._settling: Wheel[Session] = Wheel(_SETTLING_SLOT_S)  # of those in `unsettled_told`, when to look whether it is settled
 
     def members_changed(self, settling_until_s: float) -> None:
         """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
@@ -134,11 +138,25 @@ class Rounds:
             if not any(one.application == application and one.epoch < epoch for one in self.registrar.sessions.values()):
                 self.epochs[application] = epoch  # else rows could not be read now: the next look goes on
 
+    def told_unsettled(self, session: Session, now_s: float) -> None:
+        """It learns when all is settled."""
+        if session not in self.registrar.unsettled_told:
+            self.registrar.unsettled_told[session] = None
+            self._settling.put(session, now_s + _SETTLED_AFTER_S)
+
     def _tell_settled(self, now_s: float) -> None:
-        for session in list(self.registrar.unsettled_told):
-            if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
+        """Those who were told of unsettled work a second ago or more, and nothing since. Who is slow is looked at less often."""
+        for _, session in self._settling.take(now_s + _SETTLING_SLOT_S):
+            if session not in self.registrar.unsettled_told:
+                continue  # it left
+            silent_s = now_s - session.sent_s
+            if session.unsettled == 0 and silent_s >= _SETTLED_AFTER_S:
                 self.registrar.unsettled_told.pop(session, None)
                 self.registrar.speak(session)
+            elif silent_s < _SETTLED_AFTER_S:
+                self._settling.put(session, session.sent_s + _SETTLED_AFTER_S)
+            else:
+                self._settling.put(session, now_s + (_SETTLING_LOOK_S if silent_s > _SLOW_AFTER_S else _SETTLING_SLOT_S))
 
     # Keepalives: every session is in one slot of the wheel, by its client's id, so that one that ended is not kept for it.
 

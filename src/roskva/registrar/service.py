@@ -441,10 +441,10 @@ class Registrar:
         if channel is None:
             return
         unsettled = session.unsettled
+        session.sent_s = now_s = self._moment()
         if unsettled and not session.told_unsettled and self.sessions.get(session.client) is session:
-            self.unsettled_told[session] = None  # one that ended meanwhile would never be taken out again
+            self.rounds.told_unsettled(session, now_s)  # one that ended meanwhile would never be taken out again
         session.told_unsettled = unsettled
-        session.sent_s = self._moment()
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)
         channel.send(encode(message))
 
