@@ -106,7 +106,7 @@ class _Line(WSListener):
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type == _TEXT:
             digits, _, data = frame.get_payload_as_bytes().partition(b" ")
-            if data and self._coming.answered(int(digits), data):
+            if digits.isdigit() and self._coming.answered(int(digits), data):
                 self.ask()
 
     def ask(self) -> None:

@@ -201,6 +201,7 @@ async def test_what_a_full_line_drops_is_noted_and_said_before_its_keepalive(gat
     monkeypatch.setattr(trusted, "BUFFER_BYTES_MAX", 10)
     client.send(b"x" * 20)
     client.send(b"dropped")
+    line.tell_settled([client])
     line.put(b"-9", 9)  # of one that is gone meanwhile: dropped as well
     line.keep_alive()
     assert list(line._queue) == [b"5 " + b"x" * 20]
@@ -208,7 +209,8 @@ async def test_what_a_full_line_drops_is_noted_and_said_before_its_keepalive(gat
     line._queued_bytes = 0
     assert line.take_missed() == [client]
     line.keep_alive()
-    assert list(line._queue) == [b"-9", b"+"]
+    line.tell_settled([client, trusted.TrustedClient(line, 6)])  # who is not there any more is left out
+    assert list(line._queue) == [b"-9", b"+", b"= 5"]
 
 
 async def test_frames_of_every_length_that_wait_together_are_written_together(gateway: Gateway, http: aiohttp.ClientSession) -> None:

@@ -25,6 +25,9 @@ class HeldLine:
         missed, self.missed = self.missed, []
         return missed
 
+    def tell_settled(self, channels: Sequence[OnLine]) -> None:
+        self.said.append("= " + " ".join(str(channel._number) for channel in channels if isinstance(channel, HeldOnLine)))
+
     def keep_alive(self) -> None:
         self.said.append("+")
 
@@ -125,3 +128,15 @@ async def test_a_notification_is_sent_to_its_client_as_ever(place: Place) -> Non
     await rounds(place, now_s + 51.0)
     assert line.said == ["0 unsettled 1", "+"]
     assert channels[0].received[-1].notify[0].version == "7"
+
+
+async def test_those_for_whom_all_is_settled_are_told_together(place: Place) -> None:
+    line, _, sessions, now_s = await online(place, 3)
+    for session in sessions:
+        session.pending = 1
+        place.registrar.speak(session)
+        session.pending = 0
+    place.registrar.lines.changed(sessions[1])
+    place.registrar.rounds._tell_settled(now_s + 2.0)
+    assert line.said[3:] in (["1 unsettled 0", "= 0 2"], ["1 unsettled 0", "= 2 0"])  # whose summary changed is told that, too
+    assert [session.told_unsettled for session in sessions] == [0, 0, 0]

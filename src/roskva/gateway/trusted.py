@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,7 @@ TRUSTED_PATH: Final = "/v1/trusted"
 BUFFER_BYTES_MAX: Final = 16 << 20
 NUMBER_DIGITS_MAX: Final = 15
 _ENDED_PER_TURN: Final = 500  # clients of a line that is gone
+_NAMES_PER_FRAME_MAX: Final = 1_000
 _WRITTEN_AT_ONCE_BYTES: Final = 128 << 10
 _UNWRITTEN_BYTES_MAX: Final = 64 << 10  # that the transport holds: more waits here, where it is counted
 _FULL_LOOK_S: Final = 0.002
@@ -199,15 +201,23 @@ class TrustedLine:
                 self.put(b"-%d" % number, number)
         return [client for number in missed if (client := self.clients.get(number)) is not None]
 
+    def tell_settled(self, channels: Sequence[OnLine]) -> None:
+        names = [one.name for one in channels if isinstance(one, TrustedClient) and self.clients.get(one.name) is one]
+        for start in range(0, len(names), _NAMES_PER_FRAME_MAX):
+            some = names[start : start + _NAMES_PER_FRAME_MAX]
+            self.port.metrics.messages_sent += 1
+            if not self.put(b"= " + " ".join(map(str, some)).encode()) and self.keeps:
+                self._missed.update(some)
+
     def keep_alive(self) -> None:
         """Not while the other side lacks something: it would be taken for all that there is."""
         if not self._missed:
             self.put(b"+")
 
-    def put(self, frame: bytes, name: int | None = None) -> None:
-        """`name`: of the client that it is for."""
+    def put(self, frame: bytes, name: int | None = None) -> bool:
+        """`name`: of the client that it is for. False: it was dropped."""
         if self._closing:
-            return
+            return False
         if self._queued_bytes > BUFFER_BYTES_MAX:
             self.port.metrics.messages_dropped += 1
             if self.keeps and name is not None:
@@ -218,10 +228,11 @@ class TrustedLine:
             elif now_s - self._full_since_s > SLOW_S:
                 self.port.metrics.slow_consumers += 1
                 self._cut()
-            return
+            return False
         self._queued_bytes += len(frame)
         self._queue.append(frame)
         self._ready.set()
+        return True
 
     def close(self, code: str) -> None:
         """After what waits to be sent."""

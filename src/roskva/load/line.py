@@ -21,7 +21,7 @@ _AGAIN_MAX_S: Final = 5.0
 _BUFFER_BYTES_MAX: Final = 32 << 20
 _FRAME_BYTES_MAX: Final = 4 << 20
 _UNAUTHORIZED: Final = 401
-_OF_THE_LINE: Final = (b"+", b"-")  # its keepalive, and for whom that stands: simulated clients take the line's word for all
+_OF_THE_LINE: Final = (b"+", b"-", b"=")  # its keepalive, for whom that stands (simulated clients take its word for all), who is settled
 
 _quiet = logging.getLogger("roskva.load.picows")
 _quiet.setLevel(logging.CRITICAL)  # a line that breaks is told of here
@@ -37,6 +37,7 @@ class Line(WSListener):
         drop: float,
         counts: Counts,
         received: Callable[[int, bytes, float, int], None],
+        settled: Callable[[int, float], None],
         changed: Callable[[Line, bool], None],
     ) -> None:
         self._url = url.replace("http", "ws", 1) + "/v1/trusted?keepalive=line"
@@ -44,6 +45,7 @@ class Line(WSListener):
         self.drop = drop  # part of the messages, in either direction
         self._counts = counts
         self._received = received
+        self._settled = settled
         self._changed = changed
         self._transport: WSTransport | None = None
         self._lost = asyncio.Event()
@@ -138,6 +140,9 @@ class Line(WSListener):
             return
         self.heard_s = time.monotonic()
         if data[:1] in _OF_THE_LINE:
+            if data[:1] == b"=":
+                for number in data.split()[1:]:
+                    self._settled(int(number), self.heard_s)
             return
         digits, _, message = data.partition(b" ")
         self._received(int(digits), message, self.heard_s, time.time_ns() // 1000)

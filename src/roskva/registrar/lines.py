@@ -25,6 +25,7 @@ class Lines:
         self._settings = settings
         self._due_s: dict[Keeper, float] = {}
         self._changed: dict[Session, None] = {}  # whose summary is another than they were told, maybe
+        self._settled: dict[Keeper, list[OnLine]] = {}  # whom to tell together
 
     def confirmed(self, session: Session) -> None:
         """It is online here, and its line keeps it alive."""
@@ -36,6 +37,20 @@ class Lines:
     def changed(self, session: Session) -> None:
         if session.keeper is not None:
             self._changed[session] = None
+
+    def settles(self, session: Session) -> bool:
+        """Whether its line tells it that all is settled, together with others, and `flush` is owed. Else it is spoken to."""
+        keeper = session.keeper
+        if keeper is None or session in self._changed:
+            return False
+        self._settled.setdefault(keeper, []).append(cast("OnLine", session.channel))
+        session.told_unsettled = 0
+        return True
+
+    def flush(self) -> None:
+        settled, self._settled = self._settled, {}
+        for keeper, channels in settled.items():
+            keeper.tell_settled(channels)
 
     def left(self, session: Session) -> None:
         """It is not online here any more: the line must not stand for it."""

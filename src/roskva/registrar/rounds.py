@@ -152,11 +152,13 @@ class Rounds:
             silent_s = now_s - session.sent_s
             if session.unsettled == 0 and silent_s >= _SETTLED_AFTER_S:
                 self.registrar.unsettled_told.pop(session, None)
-                self.registrar.speak(session)
+                if not self.registrar.lines.settles(session):
+                    self.registrar.speak(session)
             elif silent_s < _SETTLED_AFTER_S:
                 self._settling.put(session, session.sent_s + _SETTLED_AFTER_S)
             else:
                 self._settling.put(session, now_s + (_SETTLING_LOOK_S if silent_s > _SLOW_AFTER_S else _SETTLING_SLOT_S))
+        self.registrar.lines.flush()
 
     # Keepalives: every session is in one slot of the wheel, by its client's id, so that one that ended is not kept for it.
 

@@ -66,6 +66,10 @@ class Keeper(Protocol):
         """Those who were not told all that was said to them."""
         ...
 
+    def tell_settled(self, channels: Sequence[OnLine]) -> None:
+        """Nothing is unsettled any more for these; all else is as they were told last."""
+        ...
+
     def keep_alive(self) -> None: ...
 
 
