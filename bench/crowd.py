@@ -96,6 +96,7 @@ class _Line(WSListener):
     def __init__(self, coming: _Coming) -> None:
         self._coming = coming
         self._transport: WSTransport | None = None
+        self._carried: list[int] = []  # clients, by what the line calls them: numbers that follow each other
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
@@ -106,14 +107,15 @@ class _Line(WSListener):
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type == _TEXT:
             digits, _, data = frame.get_payload_as_bytes().partition(b" ")
-            if digits.isdigit() and self._coming.answered(int(digits), data):
+            if digits.isdigit() and self._coming.answered(self._carried[int(digits)], data):
                 self.ask()
 
     def ask(self) -> None:
         coming = self._coming
         if coming.next < coming.end and self._transport is not None:
             number, coming.next = coming.next, coming.next + 1
-            self._transport.send(_TEXT, b"%d %b" % (number, coming.tokens.first_message(number)))
+            self._transport.send(_TEXT, b"%d %b" % (len(self._carried), coming.tokens.first_message(number)))
+            self._carried.append(number)
 
 
 class _Alone(WSListener):

@@ -65,10 +65,8 @@ class Generator:
         self.rate_per_s = 0.0  # of publishes
         self.update_every_s = 0.0  # of each client in sync
         self.publishing = Publishing(plan, url, publish_key, self.counts, self._accepted)
-        self._lines = [
-            Line(url, key, plan.drop, self.counts, self.clients.received, self.clients.settled, self._line_changed)
-            for _ in range(plan.lines)
-        ]
+        told = self.clients.received, self.clients.settled, self._line_changed
+        self._lines = [Line(url, key, plan.drop, self.counts, *told, place, plan.lines) for place in range(plan.lines)]
         self._next = 0  # the first that has not arrived
         self._returning: deque[int] = deque()  # those whose line is back
         self._tasks: list[asyncio.Task[None]] = []

@@ -39,6 +39,8 @@ class Line(WSListener):
         received: Callable[[int, bytes, float, int], None],
         settled: Callable[[int, float], None],
         changed: Callable[[Line, bool], None],
+        place: int = 0,
+        lines: int = 1,
     ) -> None:
         self._url = url.replace("http", "ws", 1) + "/v1/trusted?keepalive=line"
         self._key = key
@@ -46,6 +48,9 @@ class Line(WSListener):
         self._counts = counts
         self._received = received
         self._settled = settled
+        # Of clients that take turns on so many lines, this one has every so many: on it their numbers follow each other.
+        self._place = place
+        self._lines = lines
         self._changed = changed
         self._transport: WSTransport | None = None
         self._lost = asyncio.Event()
@@ -142,10 +147,10 @@ class Line(WSListener):
         if data[:1] in _OF_THE_LINE:
             if data[:1] == b"=":
                 for number in data.split()[1:]:
-                    self._settled(int(number), self.heard_s)
+                    self._settled(int(number) * self._lines + self._place, self.heard_s)
             return
         digits, _, message = data.partition(b" ")
-        self._received(int(digits), message, self.heard_s, time.time_ns() // 1000)
+        self._received(int(digits) * self._lines + self._place, message, self.heard_s, time.time_ns() // 1000)
 
     def send(self, number: int, message: bytes) -> None:
         """What cannot be sent now is lost, as over any channel."""
@@ -155,7 +160,7 @@ class Line(WSListener):
         if self._full and transport.underlying_transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
             counts.overflowed += 1
             return
-        frame = b"%d %b" % (number, message)
+        frame = b"%d %b" % (number // self._lines, message)
         counts.sent += 1
         counts.bytes_sent += len(frame)
         if self.drop and random.random() < self.drop:
