@@ -34,6 +34,7 @@ SCALED: Final = [
     "The tables were filled beforehand, as if all clients had registered: through the pipeline that would take half an hour.",
     "The files were filled in the order of their keys: their pages are fuller than those of tables that grew.",
     "Clients come over trusted lines, eight WebSockets for all of them: what the kernel holds for a socket of each is not in it.",
+    "The clients of one object come one after the other: at every size an update is for five that are online, and for nobody who is not.",
     "These lines have one keepalive each for all their clients; the paper has none.",
     f"Updates are published in batches of {BATCH}, as a publisher's library sends them.",
 ]
@@ -57,6 +58,7 @@ class Crowd:
             lines=min(LINES, self.world.clients),
             batch=BATCH,
             resume=True,
+            together=True,
         )
         return Generator(plan, self.service.url, load_keys(self.service.data).trusted, tokens=self.tokens)
 

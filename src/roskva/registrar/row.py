@@ -91,8 +91,10 @@ class ClientRow:
                 self.digest.remove(name_of(key))
             self._note_interval(key, interval_ms_of(new))
         elif name.startswith(PENDING):
-            if not self.outdated(ObjectKey(name[len(PENDING) :])):
-                _mark(self._pending, name, read_pending(new) is not None)
+            if read_pending(new) is None:  # as nearly all are
+                self._pending.pop(name, None)
+            elif not self.outdated(ObjectKey(name[len(PENDING) :])):
+                self._pending[name] = None
         elif name.startswith((LOG, UNKNOWN)):
             if self.epoch == 0 or not self.outdated(read_log_name(new).object):
                 _mark(self._waiting, name, is_waiting(new))
