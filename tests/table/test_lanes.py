@@ -235,3 +235,18 @@ async def test_what_comes_while_a_lane_rests_goes_together_and_what_comes_after_
     await lane.close()
     assert await last == 5, "to close waits for what was asked for"
     assert batches == [[1], [2, 3, 4], [5]]
+
+
+async def test_commits_of_one_partition_may_begin_apart(table: Observed) -> None:
+    lanes = TableLanes(table, 2, rest_s=1.0)
+    began_s = time.monotonic()
+    await lanes.write([one(0)])  # waits for nobody
+    writes = []
+    for number in range(1, 6):
+        writes.append(asyncio.create_task(lanes.write([one(number)])))
+        await asyncio.sleep(0.005)
+    await lanes.write([one(0, partition=1)])
+    await asyncio.gather(*writes)
+    assert time.monotonic() - began_s >= 1.0
+    assert sorted(table.batches) == [1, 1, 5]  # one of them another partition's, which does not wait
+    await lanes.close()
