@@ -34,7 +34,7 @@ REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5
 _ASKED_MAX: Final = 1_000  # clients of one process that wait for their first answer
 _OF_A_PROCESS: Final = 17_000  # WebSockets: files are limited
-_COME_S: Final = 400.0
+_COME_S: Final = 900.0
 _TEXT: Final = WSMsgType.TEXT
 
 
@@ -96,6 +96,7 @@ class _Line(WSListener):
     def __init__(self, coming: _Coming) -> None:
         self._coming = coming
         self._transport: WSTransport | None = None
+        self._carried: list[int] = []  # clients, by what the line calls them: numbers that follow each other
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
@@ -106,14 +107,15 @@ class _Line(WSListener):
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type == _TEXT:
             digits, _, data = frame.get_payload_as_bytes().partition(b" ")
-            if self._coming.answered(int(digits), data):
+            if digits.isdigit() and self._coming.answered(self._carried[int(digits)], data):
                 self.ask()
 
     def ask(self) -> None:
         coming = self._coming
         if coming.next < coming.end and self._transport is not None:
             number, coming.next = coming.next, coming.next + 1
-            self._transport.send(_TEXT, b"%d %b" % (number, coming.tokens.first_message(number)))
+            self._transport.send(_TEXT, b"%d %b" % (len(self._carried), coming.tokens.first_message(number)))
+            self._carried.append(number)
 
 
 class _Alone(WSListener):
@@ -139,7 +141,7 @@ class _Alone(WSListener):
 async def _over_lines(coming: _Coming, url: str, key: str, lines: int) -> None:
     for _ in range(lines):
         headers = {"Authorization": f"Bearer {key}"}
-        _, line = await ws_connect(lambda: _Line(coming), url + "/v1/trusted", extra_headers=headers)
+        _, line = await ws_connect(lambda: _Line(coming), url + "/v1/trusted?keepalive=line", extra_headers=headers)
         for _ in range(_ASKED_MAX // lines):
             line.ask()  # type: ignore[attr-defined]
 

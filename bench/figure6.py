@@ -1,8 +1,9 @@
 """figure6: what more and more active users cost (Thialfi 6.2, Figure 6): CPU of the whole service, messages, bytes, memory, latency.
 
 As in the paper, each client has five registrations, one of its objects is published every 8 minutes, and it heartbeats every 20 minutes;
-and while a window is measured, clients arrive at 570 a second, though never more than a twentieth of all. So the updates and heartbeats
-of a second grow with the number of clients, and the arrivals do not, as soon as there are some 220,000.
+and while a window is measured, clients arrive at 570 a second, though never more than a twentieth of all. So the updates, notifications
+and heartbeats of a second grow with the number of clients, and the arrivals do not, as soon as there are some 220,000. The five clients of
+an object come one after the other: else an update would reach one client while a tenth are online, and five when all are.
 Compared is the CPU that all processes of the service use in a second, at each number of users, with that at the first; the paper found
 about 3 times as much for 23 times as many users. Between the windows clients come as fast as they can.
 """

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import multiprocessing
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -93,29 +96,60 @@ def fill(data: Path, world: World, now_s: float, matcher: bool = True) -> Filled
     data.mkdir(parents=True, exist_ok=True)
     manifest = open_manifest(settings)
     table = SqliteTable(data, manifest)
-    day = int(now_s // _SECONDS_PER_DAY)
-    cells = size = 0
     clients = _by_partition(
         ((client_partition(one, settings.partitions), number) for number, one in enumerate(population.ids)), settings.partitions
     )
     objects = _by_partition(
         ((partition_of(population.key(number), settings.partitions), number) for number in range(population.objects)), settings.partitions
     )
+    parts: list[_Part] = []
     for partition in range(settings.partitions):
         table.incarnation("matcher", partition)
         table.incarnation("registrar", partition)
         incarnation = known_since(manifest.record, partition, settings.partitions) or 1
-        paths = [table.path(name, partition) for name in ("registrar", "matcher")]
-        table.close()
-        ordered = sorted(clients[partition], key=lambda number: population.ids[number].encode())
-        rows = ((population.ids[number].encode(), population.client_cells(number, day)) for number in ordered)
-        cells += _insert(paths[0], rows)
-        by_key = sorted(objects[partition], key=population.key) if matcher else []
-        cells += _insert(paths[1], ((population.key(number), population.object_cells(number, incarnation)) for number in by_key))
-        size += sum(path.stat().st_size for path in paths)
-        say(f"partition {partition + 1} of {settings.partitions} is filled: {cells:,} cells so far")
-    manifest.close()
+        paths = table.path("registrar", partition), table.path("matcher", partition)
+        parts.append(_Part(*paths, clients[partition], objects[partition] if matcher else [], incarnation))
+    table.close()
+    manifest.close()  # nothing of SQLite is open when processes are forked
+    filling = _Filling(population, parts, int(now_s // _SECONDS_PER_DAY))
+    cells = 0
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork"), _begin, (filling,)) as pool:
+        for done, filled in enumerate(pool.map(_fill_part, range(len(parts))), 1):
+            cells += filled
+            say(f"partition {done} of {len(parts)} is filled: {cells:,} cells so far")
+    size = sum(path.stat().st_size for part in parts for path in (part.registrar, part.matcher))
     return Filled(world.clients, population.objects, cells, size, time.monotonic() - began_s)
+
+
+class _Part(NamedTuple):
+    registrar: Path
+    matcher: Path
+    clients: list[int]
+    objects: list[int]
+    incarnation: int
+
+
+class _Filling(NamedTuple):
+    population: Population
+    parts: list[_Part]
+    day: int
+
+
+_filling: list[_Filling] = []  # in the processes that fill, a partition each: they inherit it
+
+
+def _begin(filling: _Filling) -> None:
+    _filling.append(filling)
+
+
+def _fill_part(partition: int) -> int:
+    """Answers how many cells."""
+    population, parts, day = _filling[-1]
+    part = parts[partition]
+    ordered = sorted(part.clients, key=lambda number: population.ids[number].encode())
+    cells = _insert(part.registrar, ((population.ids[number].encode(), population.client_cells(number, day)) for number in ordered))
+    by_key = sorted(part.objects, key=population.key)
+    return cells + _insert(part.matcher, ((population.key(number), population.object_cells(number, part.incarnation)) for number in by_key))
 
 
 def tokens_of(data: Path, clients: int) -> list[str]:

@@ -18,7 +18,7 @@ from bench.world import World
 
 ROW_IDLE_S: Final = 10
 VISITORS: Final = 1_000
-_SETTLE_S: Final = 15.0
+_SETTLE_S: Final = 12.0
 
 
 class Size(NamedTuple):

@@ -27,7 +27,6 @@ REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5
 BATCH: Final = 20
 LINES: Final = 8
-KEEPALIVE_S: Final = 1_200.0
 ARRIVALS_MAX_PER_S: Final = 20_000.0  # between windows: as fast as it goes
 _STUCK_S: Final = 60.0  # without anybody new in sync
 
@@ -35,7 +34,8 @@ SCALED: Final = [
     "The tables were filled beforehand, as if all clients had registered: through the pipeline that would take half an hour.",
     "The files were filled in the order of their keys: their pages are fuller than those of tables that grew.",
     "Clients come over trusted lines, eight WebSockets for all of them: what the kernel holds for a socket of each is not in it.",
-    f"keepalive_s is {KEEPALIVE_S:g} instead of 50: at 50 s a million clients hear 20,000 keepalives a second; the paper has none.",
+    "The clients of one object come one after the other: at every size an update is for five that are online, and for nobody who is not.",
+    "These lines have one keepalive each for all their clients; the paper has none.",
     f"Updates are published in batches of {BATCH}, as a publisher's library sends them.",
 ]
 
@@ -58,6 +58,7 @@ class Crowd:
             lines=min(LINES, self.world.clients),
             batch=BATCH,
             resume=True,
+            together=True,
         )
         return Generator(plan, self.service.url, load_keys(self.service.data).trusted, tokens=self.tokens)
 
@@ -72,8 +73,6 @@ def crowd(clients: int, options: Options) -> Iterator[Crowd]:
         filled = fill(data, world, time.time())
         tokens.extend(tokens_of(data, clients))
         say(f"{filled.cells:,} cells of {clients:,} clients in {filled.seconds:.0f} s")
-        # Settings of applications stand in a file: the service looks for one in its working directory.
-        (data.parent / "roskva.toml").write_text(f"[applications.{APPLICATION}]\nkeepalive_s = {KEEPALIVE_S}\n")
 
     changed = {
         "connections_max": str(clients + 1_000),
@@ -81,7 +80,7 @@ def crowd(clients: int, options: Options) -> Iterator[Crowd]:
         **options.settings,
     }
     with running(changed, prepare=prepare) as service:
-        yield Crowd(service, world, tokens, {**service.changed, f"applications.{APPLICATION}.keepalive_s": f"{KEEPALIVE_S:g}"})
+        yield Crowd(service, world, tokens, service.changed)
 
 
 async def bring(generator: Generator, wanted: int) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from roskva.gateway.connections import Connections
+import pytest
+
+from roskva.gateway.connections import Connections, Numbered
 from tests.gateway.test_routing import End
 
 
@@ -44,3 +46,20 @@ def test_those_of_a_line_are_found_in_it_as_long_as_it_lasts() -> None:
     assert len(connections) == 3
     connections.line_ended(first)
     assert first not in connections
+
+
+def test_what_is_numbered_comes_and_goes() -> None:
+    numbered: Numbered[str] = Numbered()
+    numbers = [*range(200), 10**15 - 1]
+    for number in numbers:
+        numbered[number] = f"{number}"
+    numbered[7] = "another"
+    assert len(numbered) == len(numbers)
+    assert list(numbered.values()) == ["another" if number == 7 else f"{number}" for number in numbers]
+    assert numbered.get(200) is numbered.get(10**15 - 2) is numbered.get(10**9) is None
+    for number in numbers[1:]:
+        del numbered[number]
+        with pytest.raises(KeyError):
+            del numbered[number]
+    assert list(numbered.values()) == ["0"]
+    assert len(numbered._pages) == len(numbered) == 1  # nothing is kept for those that are gone

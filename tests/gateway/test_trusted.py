@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from contextlib import AsyncExitStack
 
@@ -111,13 +112,13 @@ async def test_clients_count_as_connections_and_their_errors_are_their_own(start
         for _ in range(3):
             assert await answer("9 {}") == ("9", "unavailable")
         (line,) = gateway.port.lines
-        assert sorted(line.clients) == [7, 8]
+        assert sorted(one.name for one in line.clients.values()) == [7, 8]
         await socket.send_str("7")
         await socket.send_str("7")  # not known any more: nothing happens
         assert await answer('9 {"init":{"nonce":"n","application":"nobody","device":"d"}}') == ("9", "unknown-application")
         for _ in range(9):
             await answer("8 nonsense")
-        assert sorted(line.clients) == [9]  # the tenth in a row
+        assert [one.name for one in line.clients.values()] == [9]  # the tenth in a row
     await until(lambda: not gateway.router.connections)
 
 
@@ -159,3 +160,74 @@ async def test_a_line_to_nowhere_keeps_trying_and_ends_at_once() -> None:
             assert client.connected  # as far as it knows: nobody answers
             assert not client.in_sync
         assert not line.connected
+
+
+async def test_who_asks_for_it_hears_one_keepalive_for_the_whole_line(start: Start, http: aiohttp.ClientSession) -> None:
+    gateway = await start(applications={"demo": dataclasses.replace(QUICK, keepalive_s=0.4)})
+    heard: dict[str, list[str]] = {}
+    for query in ("", "?keepalive=line"):
+        async with http.ws_connect(gateway.url + "/v1/trusted" + query, headers=bearer(gateway)) as socket:
+
+            async def frame(socket: aiohttp.ClientWebSocketResponse = socket) -> str:
+                async with asyncio.timeout(WAIT_S):
+                    return await socket.receive_str()
+
+            for number in (3, 70):
+                await socket.send_str(f'{number} {{"init":{{"nonce":"n","application":"demo","device":"d{number}"}}}}')
+                token = json.loads((await frame()).partition(" ")[2])["token"]
+                await socket.send_str(f'{number} {{"token":"{token}"}}')
+                while not (await frame()).startswith(f"{number} "):
+                    pass
+            heard[query] = [(await frame()).partition(" ")[0] for _ in range(4)]
+            if query:
+                (line,) = gateway.port.lines
+                await socket.send_str("3")  # gone
+                while len(line.clients) > 1:
+                    await asyncio.sleep(0.005)
+                gateway.registrar.dismiss(next(iter(gateway.registrar.sessions.values())), "gone", keep=False)
+                while (left := await frame()) in ("+", "-3"):
+                    pass
+                assert left == "-70"
+                assert "start_anew" in await frame()
+    assert set(heard[""]) == {"3", "70"}
+    assert set(heard["?keepalive=line"]) == {"+"}
+
+
+async def test_what_a_full_line_drops_is_noted_and_said_before_its_keepalive(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = trusted.TrustedLine(gateway.port)
+    line.keeps = True
+    client = trusted.TrustedClient(line, 5)
+    line.clients[5] = client
+    monkeypatch.setattr(trusted, "BUFFER_BYTES_MAX", 10)
+    client.send(b"x" * 20)
+    client.send(b"dropped")
+    line.tell_settled([client])
+    line.put(b"-9", 9)  # of one that is gone meanwhile: dropped as well
+    line.keep_alive()
+    assert list(line._queue) == [b"5 " + b"x" * 20]
+    line._queue.clear()
+    line._queued_bytes = 0
+    assert line.take_missed() == [client]
+    line.keep_alive()
+    line.tell_settled([client, trusted.TrustedClient(line, 6)])  # who is not there any more is left out
+    assert list(line._queue) == [b"-9", b"+", b"= 5"]
+
+
+async def test_frames_of_every_length_that_wait_together_are_written_together(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async with http.ws_connect(gateway.url + "/v1/trusted", headers=bearer(gateway)) as socket:
+        await until(lambda: gateway.port.lines)
+        (line,) = gateway.port.lines
+        sent = [b"7 " + b"x" * length for length in (0, 100, 123, 124, 1_000, 65_533, 65_534, 200_000)] * 2
+        for frame in sent:
+            line.put(frame)
+        async with asyncio.timeout(WAIT_S):
+            assert [(await socket.receive_str()).encode() for _ in sent] == sent
+        assert line._queued_bytes == 0
+
+
+async def test_what_waits_on_a_line_is_one_write(gateway: Gateway) -> None:
+    line = trusted.TrustedLine(gateway.port)
+    for frame in (b"1 a", b"2 b", b"+"):
+        line.put(frame)
+    assert line._taken() == b"\x81\x031 a\x81\x032 b\x81\x01+"
+    assert not line._queue

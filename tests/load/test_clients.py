@@ -93,6 +93,24 @@ def test_one_that_returns_names_its_prior_token_and_registers_nothing_if_the_sum
     assert len(table.said) == 2
 
 
+def test_the_line_may_say_that_all_is_settled() -> None:
+    table = Table(tokens=("P",))
+    table.clients.arrive(0, 0.0)
+    table.clients.settled(0, 0.0)
+    assert table.clients.states[0] == ASKING
+    table.tell(0, token="T", summary=summary_of(0), grant={"nonce": table.last()["init"]["nonce"], "token": "T"})
+    table.clients.settled(0, 0.0)
+    assert table.clients.states[0] == SPEAKING  # of this session nothing came yet
+    table.tell(0, token="T", summary=summary_of(0), unsettled=2)
+    assert table.clients.states[0] == SPEAKING
+    table.clients.settled(7, 0.0)  # somebody else's
+    table.clients.settled(0, 0.0)
+    assert table.clients.states[0] == IN_SYNC
+    table.tell(0, token="T", summary=NOTHING, unsettled=1)
+    table.clients.settled(0, 0.0)
+    assert table.clients.states[0] == SYNCING  # the summary still differs
+
+
 def test_one_that_goes_on_with_its_session_only_speaks() -> None:
     table = Table(Plan(3, registrations=2, resume=True), tokens=("P",))
     table.clients.arrive(0, 0.0)

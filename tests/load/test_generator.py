@@ -36,6 +36,8 @@ async def test_a_crowd_arrives_and_is_told_every_accepted_version(gateway: Gatew
         await arrived(generator)
         assert len(gateway.registrar.sessions) == 30
         assert len(gateway.port.lines) == 2
+        for line in gateway.port.lines:  # numbers that follow each other take the least memory there
+            assert [client.name for client in line.clients.values()] == list(range(15))
         generator.rate_per_s = 300.0
         await until(lambda: generator.counts.published > 100)
         assert await generator.drained(20.0)

@@ -48,3 +48,14 @@ def test_names_that_the_service_would_refuse_are_refused_at_once() -> None:
         Plan(10, application="Demo")
     with pytest.raises(InvalidName):
         Plan(10, object_prefix="x" * 128)
+
+
+@pytest.mark.parametrize("clients", [10, 60, 1_000, 7])
+def test_clients_of_one_object_may_arrive_one_after_the_other(clients: int) -> None:
+    plan = Plan(clients, registrations=5, objects=clients, together=True)
+    order = [plan.arriving(rank) for rank in range(clients)]
+    assert sorted(order) == list(range(clients))
+    if clients % 5 == 0:
+        for first in range(0, clients, 5):
+            assert len({tuple(sorted(plan.objects_of(client))) for client in order[first : first + 5]}) == 1
+    assert [Plan(clients).arriving(rank) for rank in range(clients)] == list(range(clients))

@@ -364,3 +364,40 @@ def test_an_unregistration_does_not_end_the_turns_of_who_was_let_go_of() -> None
     assert session in hall.memory.sessions
     hall.memory.forget(session)
     assert not hall.memory.sessions
+
+
+def test_a_round_looks_only_at_those_who_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(10_000)
+    sessions = [hall.session(number) for number in range(50)]
+    for session in sessions:
+        hall.memory.resume(session, hall.rows[session])
+    looked: list[Session] = []
+    resend = hall.memory._resend
+
+    def noted(session: Session, now_s: float) -> None:
+        looked.append(session)
+        resend(session, now_s)
+
+    monkeypatch.setattr(hall.memory, "_resend", noted)
+    hall.round()
+    assert looked == sessions  # they are new here
+    hall.told.clear()
+    began_s = hall.now_s
+    looks: list[int] = []
+    late = hall.session(50)
+    while hall.now_s < began_s + 10 * DEMO.resend_min_s:
+        looked.clear()
+        if hall.now_s == began_s + 0.5:
+            hall.memory.resume(late, hall.rows[late])  # somebody new, long before the others are due again
+        hall.round()
+        looks.append(len(looked))
+    assert hall.told == dict.fromkeys(sessions, 3) | {late: 4}  # after 1, 2 and 4 pauses; one more of who came later
+    assert sum(looks) <= 4 * 51
+    assert looks.count(0) > len(looks) // 2
+    for session in [*sessions, late]:
+        hall.acknowledge_all(session)
+    for _ in range(int(20 * DEMO.resend_min_s / 0.25)):
+        hall.round()
+    assert not hall.memory.sessions
+    assert not hall.memory._visits
+    assert not len(hall.memory._due)

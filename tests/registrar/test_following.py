@@ -8,7 +8,9 @@ import pytest
 
 from roskva.config import ApplicationSettings
 from roskva.model import ClientId, ObjectKey
-from roskva.registrar.following import Followers, Index
+from roskva.protocol.messages import Summary
+from roskva.registrar.following import Index
+from roskva.registrar.row import ClientRow
 from roskva.registrar.sessions import Session
 
 SETTINGS = ApplicationSettings()
@@ -31,16 +33,49 @@ def key_of(number: int) -> ObjectKey:
 
 @pytest.mark.parametrize("count", [1, 8, 32, 33, 200])
 def test_followers_come_and_go(count: int) -> None:
-    followers = Followers(key_of(0))
-    for place in range(count):
-        assert followers.set(place, place)
-        assert not followers.set(place, (7 << 32) + place)
-    assert dict(followers.items()) == {place: (7 << 32) + place for place in range(count)}
-    for place in range(1, count):
-        followers.remove(place)
-        followers.remove(place)
-    assert [place for place, _ in followers.items()] == [0]
-    assert len(followers) == 1
+    index = Index()
+    sessions = [session_of(number) for number in range(count)]
+    for place, session in enumerate(sessions):
+        index.set(session, key_of(0), place)
+        index.set(session, key_of(0), (place << 32) + 7)  # bytes of which look like another's place
+        assert session.followed == (key_of(0),)
+    assert list(index.of(key_of(0))) == [(session, (place << 32) + 7) for place, session in enumerate(sessions)]
+    assert index.count(key_of(0)) == count
+    for session in sessions[1:]:
+        index.remove(session, key_of(0))
+        index.remove(session, key_of(0))
+    assert list(index.of(key_of(0))) == [(sessions[0], 7)]
+    assert index.count(key_of(0)) == 1
+    index.leave(sessions[0])
+    assert len(index) == index.count(key_of(0)) == 0
+
+
+def test_a_key_is_one_object_for_all_that_follow_it() -> None:
+    index = Index()
+    sessions = [session_of(number) for number in range(3)]
+    for session in sessions:
+        for number in range(5):
+            index.set(session, key_of(number), 1)
+    for number in range(5):
+        assert len({id(session.followed[number]) for session in sessions}) == 1
+
+
+def test_place_and_summary_of_a_session_are_apart() -> None:
+    session = session_of(1)
+    assert (session.place, session.summary) == (None, None)
+    session.place = 0
+    row = ClientRow(ClientId("c1"))
+    assert not session.take(row, 0.0)  # the first summary is no other one
+    assert session.place == 0
+    assert session.summary == Summary(count=0, digest="0" * 32)
+    row.digest.add(b"x")
+    assert session.take(row, 0.0)
+    assert session.summary == row.digest.summary()
+    assert not session.take(row, 0.0)
+    session.place = 999_999
+    assert (session.place, session.summary) == (999_999, row.digest.summary())
+    session.place = None
+    assert (session.place, session.summary) == (None, row.digest.summary())
 
 
 def test_a_place_is_given_to_another_session_and_nothing_of_the_one_before_with_it() -> None:

@@ -168,3 +168,41 @@ async def test_a_session_knows_its_device_by_its_token(place: Place) -> None:
     assert session.device == "a phone"
     assert session.is_of("a phone")
     assert not any(session.is_of(f"phone {number}") for number in range(1_000))
+
+
+async def test_who_was_told_of_unsettled_work_is_looked_at_when_a_second_is_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await place.registrar.stop()  # the rounds are the test's
+    channels = [HeldChannel() for _ in range(10)]
+    tokens = [await place.start_client(channel, device=f"d{number}") for number, channel in enumerate(channels)]
+    sessions = [place.registrar.sessions[place.client(token)] for token in tokens]
+    now_s = time.monotonic()
+    looked: list[Session] = []
+    unsettled: dict[Session, int] = dict.fromkeys(sessions, 1)
+
+    def look(session: Session) -> int:
+        looked.append(session)
+        return unsettled[session]
+
+    monkeypatch.setattr(Session, "unsettled", property(look))
+    for session in sessions:
+        place.registrar.speak(session)
+    for session in sessions[1:]:
+        unsettled[session] = 0
+    place.registrar.leave(sessions[2])
+    for channel in channels:
+        channel.received.clear()
+    looked.clear()
+    for after_s in (0.25, 0.5, 0.75):
+        place.registrar.rounds._tell_settled(now_s + after_s)
+    assert looked == []
+    place.registrar.rounds._tell_settled(now_s + 1.25)
+    assert [len(channel.received) for channel in channels] == [0, 1, 0] + [1] * 7
+    looked.clear()
+    for tick in range(120):
+        place.registrar.rounds._tell_settled(now_s + 1.5 + tick / 4)
+    assert set(looked) == {sessions[0]}
+    assert 30 <= len(looked) < 60  # once a second, after some
+    unsettled[sessions[0]] = 0
+    place.registrar.rounds._tell_settled(now_s + 33.0)
+    assert [message.unsettled for message in channels[0].received] == [0]
+    assert not place.registrar.unsettled_told

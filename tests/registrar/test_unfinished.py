@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from roskva.config import Settings
 from roskva.errors import PartitionUnavailable
-from roskva.model import OUTCOME_COVERED, OUTCOME_UPDATE, SETTLED, ClientId, object_key, seqno_of
+from roskva.model import OUTCOME_COVERED, OUTCOME_UPDATE, SETTLED, ClientId, Registration, object_key, seqno_of
 from roskva.propagation.blind import write_blindly
 from roskva.protocol.messages import ClientMessage, Register
 from roskva.registrar.cells import Pending, client_row, registration_cells, seqno_cell
 from roskva.registrar.core import blind
+from roskva.registrar.recovery import Recovery
+from roskva.registrar.sessions import Counters
+from roskva.table import TableLanes
 from roskva.table.interface import Mutation
 from roskva.table.marks import MARKS, bucket_row, marks_for
 from tests.registrar.place import KEYRING, Clock, HeldChannel, Place, told
@@ -122,3 +127,44 @@ async def test_an_operation_of_a_twin_that_waited_for_its_turn_does_nothing(plac
     await asyncio.sleep(0.3)
     assert place.registrar.sessions[claims.client].token == twin
     assert place.events() == []
+
+
+def test_only_clients_that_are_due_are_looked_at(tmp_path: Path) -> None:
+    now_s = [1_000.0]
+    table = cast(TableLanes, None)
+    recovery = Recovery(Settings(data=tmp_path), table, "m1", lambda: now_s[0], Counters())
+
+    class NotWalked(dict[ClientId, Any]):
+        """Tens of thousands may be on their way."""
+
+        def items(self) -> Any:
+            raise AssertionError("all of them were walked over")
+
+        values = __iter__ = items
+
+    recovery._unfinished = NotWalked()
+    early = [ClientId(f"early-{number}") for number in range(700)]
+    late = [ClientId(f"late-{number}") for number in range(10)]
+    keys = [object_key("demo", 0, b"%d" % number) for number in range(2)]
+    recovery.appended([Registration(client, keys[0], 1, True, "d") for client in early])
+    now_s[0] += 3.0
+    recovery.appended([Registration(client, key, 1, True, "d") for client in [*late, early[0]] for key in keys])
+    assert recovery.overdue() == []
+    now_s[0] += 2.0
+    first, second = recovery.overdue(), recovery.overdue()
+    assert len(first) == 500  # some at a time
+    assert sorted([*first, *second]) == sorted(early[1:])  # the first one was appended again, and is not due before 10 s
+    assert recovery.overdue() == []
+    recovery.settled(late[0], keys[0])
+    recovery.forget(late[1])
+    recovery.postpone(late[2:4])
+    now_s[0] += 3.0
+    assert sorted(recovery.overdue()) == sorted([late[0], *late[4:], early[0]])
+    now_s[0] += 4.0
+    # Whatever became of the look at them: as long as they are on their way, they are looked at again; and those that were postponed.
+    assert sorted([*recovery.overdue(), *recovery.overdue()]) == sorted([*early[1:], *late[2:4]])
+    for client in [*early, *late]:
+        recovery.forget(client)
+    now_s[0] += 100.0
+    assert recovery.overdue() == []
+    assert not len(recovery._due)

@@ -254,3 +254,18 @@ async def test_a_lane_rests_by_how_many_calls_came_together() -> None:
     assert 0.4 * rest_s < alone_s < few_s < many_s
     assert few_s >= 0.9 * rest_s
     assert many_s >= 1.9 * rest_s
+
+
+async def test_commits_of_one_partition_may_begin_apart(table: Observed) -> None:
+    lanes = TableLanes(table, 2, rest_s=1.0)
+    began_s = time.monotonic()
+    await lanes.write([one(0)])  # waits for nobody
+    writes = []
+    for number in range(1, 6):
+        writes.append(asyncio.create_task(lanes.write([one(number)])))
+        await asyncio.sleep(0.005)
+    await lanes.write([one(0, partition=1)])
+    await asyncio.gather(*writes)
+    assert time.monotonic() - began_s >= 0.5  # half of it, after a call that came alone
+    assert sorted(table.batches) == [1, 1, 5]  # one of them another partition's, which does not wait
+    await lanes.close()

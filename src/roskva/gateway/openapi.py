@@ -432,6 +432,7 @@ def document(release: str) -> dict[str, Any]:
                 "101": {"description": "Text frames of a number, a space and a message from here on."},
                 "426": _json("The request does not ask for a WebSocket.", _ERROR),
             },
+            [_parameter("keepalive", "query", "`line`: one keepalive for all clients, instead of one for each.", {"type": "string"})],
         ),
         "/v1/status": _get("Members, what gateways hold, the pipeline's progress and the feed.", {"200": _json("The status.", _FREE)}),
         "/v1/dead-letters": _get(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -180,11 +179,9 @@ class Router:
 
     def _verify(self, token: str) -> Claims:
         try:
-            claims = self._keyring.verify(token)
+            return self._keyring.verify(token)
         except msgspec.DecodeError:
             raise TokenInvalid("The token is of another version of the service.") from None
-        # Kept for as long as the session: what most of them share is kept once.
-        return claims._replace(application=sys.intern(claims.application), data_center=sys.intern(claims.data_center))
 
     def _refuse_token(self, connection: Connection, token: str, error: TokenInvalid) -> None:
         self._metrics.tokens_refused += 1

@@ -130,7 +130,7 @@ class Port:
 
     def served_by(self, server: web.Server) -> None:
         """Who takes what is not a WebSocket."""
-        self.http_connections = lambda: len(server.connections)
+        self.http_connections = lambda: len(server._connections)  # `connections` would copy the list of them, for each client that comes
         lost = server.connection_lost
 
         def connection_lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:

@@ -141,6 +141,7 @@ class Clients:
         self._ops = array("I", [0]) * count
         self._inits = array("I", [0]) * count
         self._tries = bytearray(count)
+        self._agreed = bytearray(count)  # whether the last summary that came is that of what was wished for
 
     # Arriving and leaving.
 
@@ -172,6 +173,8 @@ class Clients:
         if state == IN_SYNC:
             self.counts.in_sync += 1
             self.counts.registered += self.plan.registrations
+        if state in (ASKING, SPEAKING):
+            self._agreed[index] = 0  # nothing of this session came yet
         self.states[index] = state
 
     # What it says.
@@ -328,17 +331,27 @@ class Clients:
         if heard.summary is None:
             return
         state = self.states[index]
-        if self._agrees(index, heard.summary):
-            if state == REGISTERING and not self._all_confirmed(index):
-                return
-            if state != IN_SYNC and heard.unsettled == 0:
-                self._tries[index] = 0
-                self._become(index, IN_SYNC)
-                # One that goes on with its session is anywhere between two heartbeats: a crowd that came at once does not beat at once.
-                resumed = self.resume and not self._inits[index]
-                self._wheel.set(index, now_s + self._silence_s() * (self._dice() if resumed else 1.0))
+        agreed = self._agreed[index] = self._agrees(index, heard.summary)
+        if agreed:
+            if heard.unsettled == 0:
+                self._settled_in(index, state, now_s)
         elif state in (IN_SYNC, SPEAKING) or (state == REGISTERING and self._all_confirmed(index)):
             self._sync(index, now_s)
+
+    def settled(self, number: int, now_s: float) -> None:
+        """The line says that nothing is unsettled any more for this one; all else is as the last message said."""
+        index = number - self.first
+        if 0 <= index < self.count and self._agreed[index] and self.states[index] not in (ABSENT, ASKING):
+            self._settled_in(index, self.states[index], now_s)
+
+    def _settled_in(self, index: int, state: int, now_s: float) -> None:
+        if state == IN_SYNC or (state == REGISTERING and not self._all_confirmed(index)):
+            return
+        self._tries[index] = 0
+        self._become(index, IN_SYNC)
+        # One that goes on with its session is anywhere between two heartbeats: a crowd that came at once does not beat at once.
+        resumed = self.resume and not self._inits[index]
+        self._wheel.set(index, now_s + self._silence_s() * (self._dice() if resumed else 1.0))
 
     def _notified(self, index: int, told: Sequence[_Notify], now_s: float, now_us: int) -> None:
         for one in told:

@@ -65,8 +65,9 @@ class Generator:
         self.rate_per_s = 0.0  # of publishes
         self.update_every_s = 0.0  # of each client in sync
         self.publishing = Publishing(plan, url, publish_key, self.counts, self._accepted)
-        self._lines = [Line(url, key, plan.drop, self.counts, self.clients.received, self._line_changed) for _ in range(plan.lines)]
-        self._next = 0  # the first that has not arrived
+        told = self.clients.received, self.clients.settled, self._line_changed
+        self._lines = [Line(url, key, plan.drop, self.counts, *told, place, plan.lines) for place in range(plan.lines)]
+        self._next = 0  # so many have arrived
         self._returning: deque[int] = deque()  # those whose line is back
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: RoskvaError | None = None
@@ -123,8 +124,7 @@ class Generator:
     def _line_changed(self, line: Line, connected: bool) -> None:
         """Its clients are gone with it; when it is back, each must speak again, at the pace of arrivals."""
         place = self._lines.index(line)
-        first = self.clients.first
-        own = range((place - first) % len(self._lines), self._next, len(self._lines))
+        own = [index for index in map(self._nth, range(self._next)) if self._line_of(self.clients.first + index) == place]
         if connected:
             self._returning.extend(index for index in own if self.clients.states[index] == ABSENT)
         else:
@@ -159,10 +159,14 @@ class Generator:
             index = self._returning.popleft()
             if self.clients.states[index] == ABSENT and self._has_way(index):
                 return index
-        if self._next < min(self.wanted, self.clients.count) and self._has_way(self._next):
+        if self._next < min(self.wanted, self.clients.count) and self._has_way(index := self._nth(self._next)):
             self._next += 1
-            return self._next - 1
+            return index
         return None
+
+    def _nth(self, rank: int) -> int:
+        """Who arrives as the one of this rank. A process that has only a part of the clients takes them as they come."""
+        return self.plan.arriving(rank) if self.clients.count == self.plan.clients else rank
 
     def _has_way(self, index: int) -> bool:
         line = self._lines[self._line_of(self.clients.first + index)]
@@ -206,7 +210,7 @@ class Generator:
         """An object of a client that is in sync, by chance."""
         states = self.clients.states
         for _ in range(_TRIES_MAX if self._next else 0):
-            index = random.randrange(self._next)
+            index = self._nth(random.randrange(self._next))
             if states[index] == IN_SYNC:
                 return self.plan.object_of(self.clients.first + index, random.randrange(self.plan.registrations))
         return None

@@ -21,6 +21,7 @@ _AGAIN_MAX_S: Final = 5.0
 _BUFFER_BYTES_MAX: Final = 32 << 20
 _FRAME_BYTES_MAX: Final = 4 << 20
 _UNAUTHORIZED: Final = 401
+_OF_THE_LINE: Final = (b"+", b"-", b"=")  # its keepalive, for whom that stands (simulated clients take its word for all), who is settled
 
 _quiet = logging.getLogger("roskva.load.picows")
 _quiet.setLevel(logging.CRITICAL)  # a line that breaks is told of here
@@ -36,13 +37,20 @@ class Line(WSListener):
         drop: float,
         counts: Counts,
         received: Callable[[int, bytes, float, int], None],
+        settled: Callable[[int, float], None],
         changed: Callable[[Line, bool], None],
+        place: int = 0,
+        lines: int = 1,
     ) -> None:
-        self._url = url.replace("http", "ws", 1) + "/v1/trusted"
+        self._url = url.replace("http", "ws", 1) + "/v1/trusted?keepalive=line"
         self._key = key
         self.drop = drop  # part of the messages, in either direction
         self._counts = counts
         self._received = received
+        self._settled = settled
+        # Of clients that take turns on so many lines, this one has every so many: on it their numbers follow each other.
+        self._place = place
+        self._lines = lines
         self._changed = changed
         self._transport: WSTransport | None = None
         self._lost = asyncio.Event()
@@ -135,9 +143,14 @@ class Line(WSListener):
         if self.drop and random.random() < self.drop:
             counts.dropped += 1
             return
-        digits, _, message = data.partition(b" ")
         self.heard_s = time.monotonic()
-        self._received(int(digits), message, self.heard_s, time.time_ns() // 1000)
+        if data[:1] in _OF_THE_LINE:
+            if data[:1] == b"=":
+                for number in data.split()[1:]:
+                    self._settled(int(number) * self._lines + self._place, self.heard_s)
+            return
+        digits, _, message = data.partition(b" ")
+        self._received(int(digits) * self._lines + self._place, message, self.heard_s, time.time_ns() // 1000)
 
     def send(self, number: int, message: bytes) -> None:
         """What cannot be sent now is lost, as over any channel."""
@@ -147,7 +160,7 @@ class Line(WSListener):
         if self._full and transport.underlying_transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
             counts.overflowed += 1
             return
-        frame = b"%d %b" % (number, message)
+        frame = b"%d %b" % (number // self._lines, message)
         counts.sent += 1
         counts.bytes_sent += len(frame)
         if self.drop and random.random() < self.drop:

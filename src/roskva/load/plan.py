@@ -35,6 +35,7 @@ class Plan:
     lines: int = 4
     publishers: int = 16  # connections
     resume: bool = False  # clients with a kept token go on with their session, instead of a restart
+    together: bool = False  # the clients of one object arrive one after the other: an update is for nobody who is not there yet
 
     def __post_init__(self) -> None:
         if not 1 <= self.clients <= CLIENTS_MAX:
@@ -57,6 +58,14 @@ class Plan:
     def fan_out(self) -> float:
         """Clients for each object; if the numbers do not divide, the mean."""
         return self.clients * self.registrations / self.objects
+
+    def arriving(self, rank: int) -> int:
+        """Which client arrives as the one of this rank, from 0: a place among all clients, each once."""
+        others, left = divmod(self.clients * self.registrations, self.objects)
+        if not self.together or left or self.clients % others or self.objects % self.registrations:
+            return rank
+        group, place = divmod(rank, others)
+        return place * (self.clients // others) + group
 
     def device(self, client: int) -> str:
         return f"{self.device_prefix}{client}"

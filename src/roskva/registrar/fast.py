@@ -19,7 +19,7 @@ from roskva.probes import reached
 from roskva.protocol.messages import Notify
 from roskva.registrar.following import Index
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import MAYBE_STORED, Counters, Outstanding, Session
+from roskva.registrar.sessions import MAYBE_STORED, Counters, Outstanding, Session, shared
 from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
@@ -65,10 +65,8 @@ class FastPath:
         if session.followed_at == stand or not self._is_to_be_told(session):
             return
         self._index.leave(session)
-        for key in row.registered():
-            standing = row.standing(key)
-            if standing is not None:
-                self._index.set(session, key, standing.seqno)
+        for key, seqno in row.standings():
+            self._index.set(session, key, seqno)
         session.followed_at = stand
 
     def operated(self, session: Session, row: ClientRow, events: Sequence[Registration]) -> None:
@@ -226,4 +224,4 @@ class FastPath:
 
 def _stand(row: ClientRow) -> int:
     """The seqno and the epoch of a row as one number; in the first epoch it is the seqno itself."""
-    return row.epoch << 64 | row.seqno if row.epoch else row.seqno
+    return row.epoch << 64 | row.seqno if row.epoch else shared(row.seqno)

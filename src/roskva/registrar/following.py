@@ -1,15 +1,16 @@
 """Who of those online is registered for what: the index of the fast path, in memory, in a compact form.
 
 A million clients with five registrations each are five million entries here. So a session has a number, its place, and the followers of
-an object are these numbers and the seqnos of their registrations, twelve bytes each in one string; what a session follows are references to
-these. Neither is anything that a garbage collector walks through. Only the followers of an object that has many are a dictionary.
+an object are these numbers and the seqnos of their registrations, twelve bytes each in one string; what a session follows are the objects'
+keys, the very ones of the index where they are at hand. Neither is anything that a garbage collector walks through. Only the followers of
+an object that has many are a dictionary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from roskva.model import ObjectKey
 from roskva.registrar.sessions import NOTHING, Session
@@ -17,46 +18,9 @@ from roskva.registrar.sessions import NOTHING, Session
 _FEW: Final = 32  # followers in one string: to change it takes a copy
 _FEW_FOLLOWED: Final = 64  # objects of one session in a tuple, for the same reason
 _ENTRY: Final = Struct("<IQ")  # a session's place, and the seqno of its registration
+_PLACE: Final = Struct("<I")
 
-
-class Followers:
-    """The places of the sessions that are registered for one object, each with its registration's seqno."""
-
-    __slots__ = ("_who", "key")
-
-    def __init__(self, key: ObjectKey) -> None:
-        self.key = key
-        self._who: bytes | dict[int, int] = b""
-
-    def __len__(self) -> int:
-        return len(self._who) if isinstance(self._who, dict) else len(self._who) // _ENTRY.size
-
-    def items(self) -> Iterable[tuple[int, int]]:
-        return self._who.items() if isinstance(self._who, dict) else _ENTRY.iter_unpack(self._who)
-
-    def set(self, place: int, seqno: int) -> bool:
-        """Whether it is new here."""
-        before = len(self)
-        if isinstance(self._who, dict):
-            self._who[place] = seqno
-        else:
-            self._who = self._without(self._who, place) + _ENTRY.pack(place, seqno)
-            if len(self) > _FEW:
-                self._who = dict(self.items())
-        return len(self) > before
-
-    def remove(self, place: int) -> None:
-        if isinstance(self._who, dict):
-            self._who.pop(place, None)
-        else:
-            self._who = self._without(self._who, place)
-
-    @staticmethod
-    def _without(who: bytes, place: int) -> bytes:
-        for index, (one, _) in enumerate(_ENTRY.iter_unpack(who)):
-            if one == place:
-                return who[: index * _ENTRY.size] + who[(index + 1) * _ENTRY.size :]
-        return who
+Followers: TypeAlias = bytes | dict[int, int]  # the places of the sessions that are registered for one object, each with a seqno
 
 
 class Index:
@@ -71,32 +35,53 @@ class Index:
 
     def count(self, key: ObjectKey) -> int:
         followers = self._followers.get(key)
-        return 0 if followers is None else len(followers)
+        if followers is None:
+            return 0
+        return len(followers) if isinstance(followers, dict) else len(followers) // _ENTRY.size
 
     def of(self, key: ObjectKey) -> Iterator[tuple[Session, int]]:
         """Who follows this object, by which registration. Not to be changed meanwhile."""
         followers = self._followers.get(key)
         if followers is not None:
             sessions = self._sessions
-            for place, seqno in followers.items():
+            for place, seqno in followers.items() if isinstance(followers, dict) else _ENTRY.iter_unpack(followers):
                 session = sessions[place]
                 assert session is not None
                 yield session, seqno
 
     def set(self, session: Session, key: ObjectKey, seqno: int) -> None:
-        if session.place is None:
-            session.place = self._take_place(session)
+        place = session.place
+        if place is None:
+            place = session.place = self._take_place(session)
         followers = self._followers.get(key)
         if followers is None:
-            followers = self._followers[key] = Followers(key)
-        if not followers.set(session.place, seqno):
+            self._followers[key] = _ENTRY.pack(place, seqno)
+        elif isinstance(followers, dict):
+            known = place in followers
+            followers[place] = seqno
+            if known:
+                return
+        elif (known_at := _at(followers, place)) is not None:
+            self._followers[key] = followers[:known_at] + followers[known_at + _ENTRY.size :] + _ENTRY.pack(place, seqno)
             return
-        if isinstance(session.followed, list):
-            session.followed.append(followers)
         else:
-            session.followed = (*session.followed, followers)
+            key = self._as_others_have_it(key, followers)
+            together = followers + _ENTRY.pack(place, seqno)
+            few = len(together) <= _FEW * _ENTRY.size
+            self._followers[key] = together if few else dict(_ENTRY.iter_unpack(together))
+        if isinstance(session.followed, list):
+            session.followed.append(key)
+        else:
+            session.followed = (*session.followed, key)
             if len(session.followed) > _FEW_FOLLOWED:
                 session.followed = list(session.followed)
+
+    def _as_others_have_it(self, key: ObjectKey, followers: bytes) -> ObjectKey:
+        """The same key, as one object for all that follow it, if that is found quickly: at the first of them."""
+        other = self._sessions[_PLACE.unpack_from(followers)[0]]
+        if other is None or isinstance(other.followed, list):
+            return key
+        return next((known for known in other.followed if known == key), key)
 
     def _take_place(self, session: Session) -> int:
         if not self._free:
@@ -108,21 +93,34 @@ class Index:
 
     def remove(self, session: Session, key: ObjectKey) -> None:
         """The session's own list keeps it until that is made anew."""
-        followers = self._followers.get(key)
-        if followers is not None and session.place is not None:
-            self._remove(session.place, followers)
+        if session.place is not None:
+            self._remove(session.place, key)
 
-    def _remove(self, place: int, followers: Followers) -> None:
-        followers.remove(place)
-        if not len(followers) and self._followers.get(followers.key) is followers:
-            del self._followers[followers.key]
+    def _remove(self, place: int, key: ObjectKey) -> None:
+        followers = self._followers.get(key)
+        if isinstance(followers, dict):
+            followers.pop(place, None)
+        elif followers is not None and (known_at := _at(followers, place)) is not None:
+            followers = self._followers[key] = followers[:known_at] + followers[known_at + _ENTRY.size :]
+        if followers is not None and not followers:
+            del self._followers[key]
 
     def leave(self, session: Session) -> None:
-        if session.place is None:
+        place = session.place
+        if place is None:
             return
-        for followers in session.followed:
-            self._remove(session.place, followers)
-        self._sessions[session.place] = None
-        self._free.append(session.place)
+        for key in session.followed:
+            self._remove(place, key)
+        self._sessions[place] = None
+        self._free.append(place)
         session.place = None
         session.followed = NOTHING
+
+
+def _at(followers: bytes, place: int) -> int | None:
+    """Where the entry of this place begins."""
+    wanted = _PLACE.pack(place)
+    found = followers.find(wanted)
+    while found >= 0 and found % _ENTRY.size:  # these bytes may be part of a seqno
+        found = followers.find(wanted, found + 1)
+    return found if found >= 0 else None

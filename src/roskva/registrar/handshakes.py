@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -221,7 +222,8 @@ class Handshakes:
         if admission != core.Admission.WELCOME:
             self.start_anew(channel, token, admission, keep=admission == core.Admission.SUPERSEDED)
             return None
-        session = Session(claims.client, partition, claims.application, claims.device, settings, token, claims.session, channel, identity)
+        application = sys.intern(claims.application)  # kept for as long as the session: most share it
+        session = Session(claims.client, partition, application, claims.device, settings, token, claims.session, channel, identity)
         if known is not None:
             session.go_on_from(known)
         return session, row

@@ -109,7 +109,8 @@ class Operating:
                 self.registrar.unacknowledged.pacing.forget(session, event.object)  # what it yields is never held back
         self.registrar.counters.registrations += len(decision.events)
         self.registrar.counters.over_limits += sum(status.code == TooManyRegistrations.code for status in decision.statuses)
-        session.take(row, session.read_s)
+        if session.take(row, session.read_s):
+            self.registrar.lines.changed(session)
         if session.pending:
             self.registrar.rounds.pending[client] = None
         self.registrar.fast.operated(session, row, decision.events)

@@ -21,6 +21,7 @@ from roskva.model import ClientId, ObjectKey, Registration, client_partition
 from roskva.registrar.row import ClientRow
 from roskva.registrar.scanning import UNKNOWN_AGE_S, Scan
 from roskva.registrar.sessions import Counters
+from roskva.registrar.wheel import SLOT_S, Wheel
 from roskva.table.lanes import TableLanes
 from roskva.table.marks import MarkReader, head_in, head_row, marks_for, partitions_of
 
@@ -45,6 +46,7 @@ class _Appended:
 class _Unfinished:
     marked_s: float
     registrations: dict[ObjectKey, _Appended]
+    visit: int | None = None  # the slot of time in which to look whether one of them is overdue
 
 
 class Recovery:
@@ -59,6 +61,7 @@ class Recovery:
         self._reader = MarkReader(settings.mark_bucket_s, settings.mark_retention_s, own=self._own)
         self._unfinished: dict[ClientId, _Unfinished] = {}
         self.on_their_way = 0  # registrations in `_unfinished`
+        self._due: Wheel[ClientId] = Wheel()
         self._turn = 0  # of the scan
         self._scan = Scan(settings.mark_bucket_s, settings.mark_retention_s, settings.scan_s)
         self._taking_over: dict[int, float] = {}  # partitions whose marks were not all read since they are ours, and when that began
@@ -235,12 +238,19 @@ class Recovery:
             pause_s = _REPEAT_AFTER_S if known is None else min(known.pause_s * 2, _REPEAT_PAUSE_MAX_S)
             self.on_their_way += known is None
             unfinished.registrations[event.object] = _Appended(now_s + pause_s, pause_s, now_s if known is None else known.since_s)
+            self._look_at(event.client, unfinished, now_s + pause_s)
+
+    def _look_at(self, client: ClientId, unfinished: _Unfinished, due_s: float) -> None:
+        """Then, unless a look is planned before that."""
+        if unfinished.visit is None or due_s < unfinished.visit * SLOT_S:
+            unfinished.visit = self._due.put(client, due_s)
 
     def not_appended(self, events: Iterable[Registration]) -> None:
         for event in events:
             unfinished = self._unfinished.get(event.client)
             if unfinished is not None and event.object in unfinished.registrations:
-                unfinished.registrations[event.object].due_s = self._clock() + 1.0
+                due_s = unfinished.registrations[event.object].due_s = self._clock() + 1.0
+                self._look_at(event.client, unfinished, due_s)
 
     def settled(self, client: ClientId, key: ObjectKey) -> None:
         """The Matcher answered, and the answer is durable."""
@@ -292,9 +302,18 @@ class Recovery:
     def overdue(self) -> list[ClientId]:
         """Clients with registrations that should have come back by now. Their rows tell what to repeat."""
         now_s = self._clock()
-        late = (
-            client
-            for client, unfinished in self._unfinished.items()
-            if any(known.due_s <= now_s for known in unfinished.registrations.values())
-        )
-        return [client for client, _ in zip(late, range(_CLIENTS_AT_A_TIME), strict=False)]
+        late: list[ClientId] = []
+        for slot, client in self._due.take(now_s + SLOT_S):
+            unfinished = self._unfinished.get(client)
+            if unfinished is None or unfinished.visit != slot:
+                continue  # it settled, or is looked at in another one
+            unfinished.visit = None
+            due_s = min(known.due_s for known in unfinished.registrations.values())
+            if due_s > now_s:
+                self._look_at(client, unfinished, due_s)
+                continue
+            self._look_at(client, unfinished, now_s + _REPEAT_AFTER_S)  # whatever comes of the look at its row
+            late.append(client)
+            if len(late) == _CLIENTS_AT_A_TIME:
+                break
+        return late

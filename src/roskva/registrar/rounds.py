@@ -31,7 +31,11 @@ TICK_S: Final = 0.25
 _ROWS_AT_A_TIME: Final = 500
 _VISITED_PER_TURN: Final = 200  # sessions in one turn of the event loop: a message takes some 10 microseconds
 _MARKED_AT_A_TIME: Final = 5_000  # rows of marked clients that one round reads, so that resends and keepalives wait for no more
+_KEPT_VISIT: Final = 5  # keepalives between two visits to a session that its line keeps alive: what it needs no more is taken back
 _OTHERS_HEARD_BEATS: Final = 3  # by then every gateway and the pipeline have seen a change of members
+_SETTLING_SLOT_S: Final = 0.0625
+_SLOW_AFTER_S: Final = 5.0
+_SETTLING_LOOK_S: Final = 1.0
 _SETTLED_AFTER_S: Final = 1.0  # after so long without a word, a client that was told of unsettled work learns that it is settled
 
 
@@ -53,6 +57,7 @@ class Rounds:
         self.pending: dict[ClientId, None] = {}  # clients whose sessions had something pending at the last scan, or since
         self._look_at_all_s: list[float] = []
         self._visits: Wheel[ClientId] = Wheel()
+        self._settling: Wheel[Session] = Wheel(_SETTLING_SLOT_S)  # of those in `unsettled_told`, when to look whether it is settled
 
     def members_changed(self, settling_until_s: float) -> None:
         """What an earlier owner stored before it heard of the change is in no session's memory here: look at all, twice."""
@@ -71,6 +76,7 @@ class Rounds:
                     self.registrar.spawn(self.registrar.reread(session))
                 self._tell_settled(now_s)
                 await self._keep_alive(now_s)
+                await self.registrar.lines.keep_alive(now_s)
                 if now_s >= self._next_second_s:
                     self._next_second_s = now_s + 1.0
                     await self._notice_lost_partitions()
@@ -132,17 +138,34 @@ class Rounds:
             if not any(one.application == application and one.epoch < epoch for one in self.registrar.sessions.values()):
                 self.epochs[application] = epoch  # else rows could not be read now: the next look goes on
 
+    def told_unsettled(self, session: Session, now_s: float) -> None:
+        """It learns when all is settled."""
+        if session not in self.registrar.unsettled_told:
+            self.registrar.unsettled_told[session] = None
+            self._settling.put(session, now_s + _SETTLED_AFTER_S)
+
     def _tell_settled(self, now_s: float) -> None:
-        for session in list(self.registrar.unsettled_told):
-            if session.unsettled == 0 and now_s - session.sent_s >= _SETTLED_AFTER_S:
+        """Those who were told of unsettled work a second ago or more, and nothing since. Who is slow is looked at less often."""
+        for _, session in self._settling.take(now_s + _SETTLING_SLOT_S):
+            if session not in self.registrar.unsettled_told:
+                continue  # it left
+            silent_s = now_s - session.sent_s
+            if session.unsettled == 0 and silent_s >= _SETTLED_AFTER_S:
                 self.registrar.unsettled_told.pop(session, None)
-                self.registrar.speak(session)
+                if not self.registrar.lines.settles(session):
+                    self.registrar.speak(session)
+            elif silent_s < _SETTLED_AFTER_S:
+                self._settling.put(session, session.sent_s + _SETTLED_AFTER_S)
+            else:
+                self._settling.put(session, now_s + (_SETTLING_LOOK_S if silent_s > _SLOW_AFTER_S else _SETTLING_SLOT_S))
+        self.registrar.lines.flush()
 
     # Keepalives: every session is in one slot of the wheel, by its client's id, so that one that ended is not kept for it.
 
-    def expect(self, session: Session) -> None:
+    def expect(self, session: Session, now_s: float) -> None:
         """To visit the session when its next keepalive is due, or it has been silent for too long."""
-        session.visit = self._visits.put(session.client, min(_keepalive_due_s(session), session.heard_s + session.settings.offline_s))
+        due_s = now_s + _KEPT_VISIT * session.settings.keepalive_s if _is_kept(session) else _keepalive_due_s(session)
+        session.visit = self._visits.put(session.client, min(due_s, session.heard_s + session.settings.offline_s))
 
     async def _keep_alive(self, now_s: float) -> None:
         visited = 0
@@ -164,12 +187,12 @@ class Rounds:
             return
         if session.busy is not IDLE and now_s - session.heard_s > self._settings.row_idle_s:
             session.rest(now_s)
-        if now_s >= _keepalive_due_s(session):
+        if not _is_kept(session) and now_s >= _keepalive_due_s(session):
             if self.registrar.users.is_current(session.identity):
                 self.registrar.speak(session)
             else:
                 self.registrar.refuse(session, CredentialExpired())
-        self.expect(session)
+        self.expect(session, now_s)
 
     async def _follow_marks(self) -> None:
         """What a Matcher task, or an owner before this one, left for clients of ours; what was shed; registrations that are overdue."""
@@ -244,6 +267,11 @@ class Rounds:
         if unread[stay:]:
             self.registrar.recovery.shed_marked(unread[stay:])
             self._look_at_all_soon()
+
+
+def _is_kept(session: Session) -> bool:
+    """By the keepalive of its line, once it was spoken to."""
+    return session.sent_s > 0.0 and session.keeper is not None
 
 
 def _keepalive_due_s(session: Session) -> float:

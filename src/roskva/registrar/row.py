@@ -99,8 +99,10 @@ class ClientRow:
                     self._by_bucket[bucket_of(name_of(key))].pop(key, None)
             self._note_interval(key, interval_ms_of(new))
         elif name.startswith(PENDING):
-            if not self.outdated(ObjectKey(name[len(PENDING) :])):
-                _mark(self._pending, name, read_pending(new) is not None)
+            if read_pending(new) is None:  # as nearly all are
+                self._pending.pop(name, None)
+            elif not self.outdated(ObjectKey(name[len(PENDING) :])):
+                self._pending[name] = None
         elif name.startswith((LOG, UNKNOWN)):
             if self.epoch == 0 or not self.outdated(read_log_name(new).object):
                 _mark(self._waiting, name, is_waiting(new))
@@ -194,6 +196,14 @@ class ClientRow:
             for key in self.registered():
                 self._by_bucket[bucket_of(name_of(key))][key] = None
         return [key for bucket in sorted(buckets) if 0 <= bucket < BUCKETS for key in self._by_bucket[bucket]]
+
+    def standings(self) -> Iterator[tuple[ObjectKey, int]]:
+        """The same, each with its seqno."""
+        for name, cell in self._cells.items():
+            if cell.value is not None and cell.value[:1] == REGISTERED and name.startswith(REG):
+                key = ObjectKey(name[len(REG) :])
+                if epoch_of(key) == self.epoch:
+                    yield key, cell.timestamp
 
     def objects(self) -> Iterator[ObjectKey]:
         """Every object that the client ever registered for, as far as the row remembers."""

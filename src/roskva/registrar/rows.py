@@ -70,10 +70,16 @@ class Rows:
         return await self._one(client, fresh=True, keep=False)
 
     async def _one(self, client: ClientId, fresh: bool, keep: bool) -> ClientRow:
-        rows, failure = await self.get_many([client], fresh, keep)
-        if failure is not None:
-            raise failure
-        return rows[client]
+        if not fresh and (cached := self._cached.get(client)) is not None:
+            cached.used_s = self._clock()
+            self._cached.move_to_end(client)
+            return cached.row
+        key = self.key(client)
+        self._begin_loading(client)
+        try:
+            return self._take(client, (await self._table.read([key])).get(key, {}).values(), keep)
+        finally:
+            self._end_loading(client)
 
     async def get_many(
         self, clients: Iterable[ClientId], fresh: bool = False, keep: bool = True
@@ -101,7 +107,7 @@ class Rows:
 
     async def _load(self, clients: Sequence[ClientId], keep: bool) -> tuple[dict[ClientId, ClientRow], Unavailable | None]:
         for client in clients:
-            self._loading.setdefault(client, _Loading()).readers += 1
+            self._begin_loading(client)
         failure: Unavailable | None = None
         loaded: dict[ClientId, ClientRow] = {}
         try:
@@ -120,11 +126,20 @@ class Rows:
                         loaded[client] = self._take(client, read.get(self.key(client), {}).values(), keep)
         finally:
             for client in clients:
-                loading = self._loading[client]
-                loading.readers -= 1
-                if loading.readers == 0:
-                    del self._loading[client]
+                self._end_loading(client)
         return loaded, failure
+
+    def _begin_loading(self, client: ClientId) -> None:
+        loading = self._loading.get(client)
+        if loading is None:
+            loading = self._loading[client] = _Loading()
+        loading.readers += 1
+
+    def _end_loading(self, client: ClientId) -> None:
+        loading = self._loading[client]
+        loading.readers -= 1
+        if loading.readers == 0:
+            del self._loading[client]
 
     def _take(self, client: ClientId, cells: Iterable[Cell], keep: bool) -> ClientRow:
         try:

@@ -27,6 +27,7 @@ from roskva.registrar.delivery import Delivery
 from roskva.registrar.fast import FastPath
 from roskva.registrar.handshakes import Granting, Handshakes
 from roskva.registrar.large import LargeRows
+from roskva.registrar.lines import Lines
 from roskva.registrar.members import MemberView
 from roskva.registrar.operating import Operating
 from roskva.registrar.recovery import Recovery
@@ -93,6 +94,7 @@ class Registrar:
         self._loop_task: asyncio.Task[None] | None = None
         self.unsettled_told: dict[Session, None] = {}
         self._rereading: set[Session] = set()
+        self.lines = Lines(self, settings)
         self.rounds = Rounds(self, settings, table, clock, tick_s)
         self.users = Users(access, self, self.counters, clock, wall_clock, self.rows.get)
         self.large = LargeRows(clock)
@@ -195,7 +197,7 @@ class Registrar:
                 asked = Granting(message.init, message.credential)
                 if self.admit(channel, message.token, channel, 1, partial(self.handshakes.grant, channel, asked)):
                     asked.note_on(channel)
-        elif isinstance(session := channel.session, Session) and session.token == message.token and self._speaks(session, channel):
+        elif isinstance(session := channel.session, Session) and session.token == message.token and self.speaks(session, channel):
             self._heard(session, message)
         else:
             try:
@@ -205,7 +207,7 @@ class Registrar:
             else:
                 self.admit(channel, message.token, claims.client, 1, partial(self._enter, channel, message, claims))
 
-    def _speaks(self, session: Session, channel: Channel) -> bool:
+    def speaks(self, session: Session, channel: Channel) -> bool:
         return session.channel is channel and self.sessions.get(session.client) is session
 
     def admit(self, channel: Channel, token: str, who: object, operations: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
@@ -324,7 +326,9 @@ class Registrar:
         session.since_s = known.since_s if known is not None and known.token == session.token else self._moment()
         self.sessions[session.client] = session
         session.heard_s = self._moment()  # and never spoken to: it hears that it is welcome at the next visit, if not before
-        self.rounds.expect(session)
+        self.rounds.expect(session, session.heard_s)
+        if session.keeper is not None:
+            self.lines.confirmed(session)
         self.take_in(session, row)
         return session
 
@@ -337,7 +341,8 @@ class Registrar:
             self.dismiss(session, core.Admission.GONE, keep=False)
             return
         reset, session.epoch = -1 < session.epoch < row.epoch, row.epoch
-        session.take(row, self._moment())
+        if session.take(row, self._moment()):
+            self.lines.changed(session)
         if session.pending:
             self.rounds.pending[session.client] = None
         self.fast.follow(session, row)
@@ -358,6 +363,7 @@ class Registrar:
         self.unsettled_told.pop(session, None)
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
+            self.lines.left(session)
 
     def dismiss(self, session: Session, code: str, keep: bool) -> None:
         """End a session and say so. Its channel is free for another one."""
@@ -435,10 +441,10 @@ class Registrar:
         if channel is None:
             return
         unsettled = session.unsettled
+        session.sent_s = now_s = self._moment()
         if unsettled and not session.told_unsettled and self.sessions.get(session.client) is session:
-            self.unsettled_told[session] = None  # one that ended meanwhile would never be taken out again
+            self.rounds.told_unsettled(session, now_s)  # one that ended meanwhile would never be taken out again
         session.told_unsettled = unsettled
-        session.sent_s = self._moment()
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)
         channel.send(encode(message))
 

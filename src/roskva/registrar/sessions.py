@@ -7,8 +7,7 @@ timer and no lock per session.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -23,19 +22,23 @@ from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
 
 if TYPE_CHECKING:
-    from roskva.registrar.following import Followers
     from roskva.registrar.pacing import Interval
 
 
 _WAITING_PER_CLIENT_MAX: Final = 100  # messages of one client that wait for an earlier one of it
 _LATE_S: Final = 0.005  # the event loop is always a little late
 _WAITS_MAX: Final = 4
-_COUNT_BITS: Final = 32
-_COUNT_MAX: Final = (1 << _COUNT_BITS) - 1
+# What a session knows of its registrations, and its place in the index, are one number: how many they are plus one, their digest, the place
+# plus one. Up to four million registrations it takes as much memory as the digest alone.
+_DIGEST_AT: Final = 30
+_DIGEST_MAX: Final = (1 << 128) - 1
+_COUNT_AT: Final = 30 + 128
+_PLACE_MAX: Final = (1 << _DIGEST_AT) - 1
 _MOMENT_S: Final = 0.0625  # of which every number is exact
+_SEQNOS_SHARED_MAX: Final = 10_000
 SYNC_HINT_S: Final = 60.0  # a sync is asked for at most once in this
 OUTRANKED_S_MAX: Final = 3_600.0  # far below the days for which closed cells are kept
-NOTHING: Final[tuple[Followers, ...]] = ()  # of a session that follows nothing
+NOTHING: Final[tuple[ObjectKey, ...]] = ()  # of a session that follows nothing
 NOT_STORED: Final = 0
 MAYBE_STORED: Final = 1  # a write is on its way or failed: an acknowledgement must be written too
 STORED: Final = 2
@@ -51,6 +54,41 @@ class Channel(Protocol):
         ...
 
     def close(self, code: str) -> None: ...
+
+
+class Keeper(Protocol):
+    """A line that carries many clients, and whose keepalive stands for all sessions that are confirmed on it."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def take_missed(self) -> Sequence[OnLine]:
+        """Those who were not told all that was said to them."""
+        ...
+
+    def tell_settled(self, channels: Sequence[OnLine]) -> None:
+        """Nothing is unsettled any more for these; all else is as they were told last."""
+        ...
+
+    def keep_alive(self) -> None: ...
+
+
+class OnLine:
+    """A channel on a line that carries many. What is confirmed on it is said once, and once when it is not any more."""
+
+    __slots__ = ()
+    session: object | None
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """None: every client is kept alive by itself."""
+        raise NotImplementedError
+
+    def confirmed(self) -> None:
+        raise NotImplementedError
+
+    def unconfirmed(self) -> None:
+        raise NotImplementedError
 
 
 class Wave:
@@ -169,7 +207,7 @@ class Session:
 
     __slots__ = (
         "_device_hash",
-        "_digest",
+        "_known",
         "answer_ms",
         "application",
         "busy",
@@ -184,7 +222,6 @@ class Session:
         "number",
         "partition",
         "pending",
-        "place",
         "read_s",
         "sent_s",
         "settings",
@@ -219,15 +256,14 @@ class Session:
         self.heard_s = self.sent_s = self.read_s = 0.0
         self.since_s = 0.0  # when it came online here
         self.granted_s = 0.0  # when a look at the row last showed that no later session was granted
-        self._digest: int | None = None  # of its registrations, behind it how many they are; None: not known yet
+        self._known = 0  # `summary` and `place`
         self.epoch = -1  # of the row that was last taken in
         self.pending = 0
         self.told_unsettled = 0
         self.answer_ms = 0  # how long this client usually takes to acknowledge
         # The row's seqno, as it was last seen while this session was the granted one. Cells that told it may be purged since.
         self.used = 0
-        self.place: int | None = None  # by which the fast path calls it
-        self.followed: Sequence[Followers] = NOTHING  # what that tells it of,
+        self.followed: Sequence[ObjectKey] = NOTHING  # what the fast path tells it of,
         self.followed_at: int | None = None  # as of this seqno and epoch of its row
         self.visit = 0  # the slot of time in which the rounds look at it next
         self.busy = IDLE
@@ -259,9 +295,20 @@ class Session:
 
     @property
     def summary(self) -> Summary | None:
-        if self._digest is None:
-            return None
-        return Summary(count=self._digest & _COUNT_MAX, digest=f"{self._digest >> _COUNT_BITS:032x}")
+        """Of its registrations; None: not known yet."""
+        known = self._known
+        count = known >> _COUNT_AT
+        return Summary(count=count - 1, digest=f"{known >> _DIGEST_AT & _DIGEST_MAX:032x}") if count else None
+
+    @property
+    def place(self) -> int | None:
+        """By which the fast path calls it."""
+        place = self._known & _PLACE_MAX
+        return place - 1 if place else None
+
+    @place.setter
+    def place(self, place: int | None) -> None:
+        self._known = self._known >> _DIGEST_AT << _DIGEST_AT | (0 if place is None else place + 1)
 
     @property
     def device(self) -> str:
@@ -295,16 +342,24 @@ class Session:
         patience_s = (1.0 if self.is_let_go else patience) * self.settings.resend_min_s
         return now_s - self.busy.awaited_s >= patience_s
 
-    def take(self, row: ClientRow, now_s: float) -> None:
-        """Remember what every message tells of the row, so that the row itself need not stay in memory."""
-        self._digest = row.digest.total << _COUNT_BITS | row.digest.count
+    @property
+    def keeper(self) -> Keeper | None:
+        """The line whose keepalive stands for this session. None: it is kept alive by itself, and so is one whose credential may expire."""
+        channel: object = self.channel
+        return channel.keeper if isinstance(channel, OnLine) and self.identity is None else None
+
+    def take(self, row: ClientRow, now_s: float) -> bool:
+        """Remember what every message tells of the row, so that the row itself need not stay in memory. Whether the summary changed."""
+        before = self._known
+        self._known = (row.digest.count + 1) << _COUNT_AT | row.digest.total << _DIGEST_AT | self._known & _PLACE_MAX
         self.pending = row.pending_count
         if row.intervals or self.busy.asked_ms:
             self.begin().asked_ms = row.intervals
         self.read_s = now_s
         if session_of(row.seqno) == self.number:
-            self.used = row.seqno
+            self.used = shared(row.seqno)
             self.granted_s = now_s
+        return before != self._known and before >> _COUNT_AT > 0
 
     def go_on_from(self, known: Session) -> None:
         """Admitted beside a later grant that nobody uses, because of this one. What the row showed then, it does not show any more."""
@@ -331,6 +386,16 @@ class Session:
         self.answer_ms = round(self.answer_ms + 0.2 * (min(took_s, 1.0) * 1000.0 - self.answer_ms))
 
 
+_seqnos: dict[int, int] = {}
+
+
+def shared(seqno: int) -> int:
+    """The same number as one object for many sessions: most are in one of their first starts, with a few operations."""
+    if len(_seqnos) >= _SEQNOS_SHARED_MAX:
+        _seqnos.clear()
+    return _seqnos.setdefault(seqno, seqno)
+
+
 class Moments:
     """A clock for what sessions remember: all that read it within a sixteenth of a second get the same object, not 24 bytes each."""
 
@@ -351,21 +416,45 @@ class Orders:
     """Messages of one client are handled one after the other; too many of them waiting are refused."""
 
     def __init__(self) -> None:
-        self._turns: dict[ClientId, tuple[asyncio.Lock, list[None]]] = {}
+        self._turns: dict[ClientId, _Turn] = {}
 
-    @contextlib.asynccontextmanager
-    async def turn(self, client: ClientId) -> AsyncIterator[None]:
-        lock, users = self._turns.setdefault(client, (asyncio.Lock(), []))
-        if len(users) >= _WAITING_PER_CLIENT_MAX:
+    def turn(self, client: ClientId) -> _Turn:
+        """`async with` it."""
+        turn = self._turns.get(client)
+        if turn is None:
+            turn = self._turns[client] = _Turn(self._turns, client)
+        return turn
+
+
+class _Turn:
+    """Of one client, for all that want it now."""
+
+    __slots__ = ("_client", "_lock", "_turns", "_users")
+
+    def __init__(self, turns: dict[ClientId, _Turn], client: ClientId) -> None:
+        self._turns = turns
+        self._client = client
+        self._lock = asyncio.Lock()
+        self._users = 0
+
+    async def __aenter__(self) -> None:
+        if self._users >= _WAITING_PER_CLIENT_MAX:
             raise Overloaded("Too many messages of this client are waiting.")
-        users.append(None)
+        self._users += 1
         try:
-            async with lock:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._turns[client]
+            await self._lock.acquire()
+        except BaseException:
+            self._left()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._left()
+
+    def _left(self) -> None:
+        self._users -= 1
+        if not self._users:
+            del self._turns[self._client]
 
 
 def notify_of(text: str, entry: Outstanding, epoch: int) -> Notify:

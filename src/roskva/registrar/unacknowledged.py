@@ -18,12 +18,14 @@ from roskva.protocol.messages import Notify
 from roskva.registrar.pacing import Interval, Pacing
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.sessions import MAYBE_STORED, STORED, Counters, Outstanding, Session, notify_of
+from roskva.registrar.wheel import Wheel
 
 NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
 WAITING_IN_MEMORY_MAX: Final = 1_000  # of one client; the table has the others, and they follow when these are acknowledged
 READ_AT_A_TIME: Final = 500  # rows that one round of resends asks for
 _READ_AGAIN_S: Final = 5.0  # rows whose notifications do not fit into memory now are read again so often
 _TEXTS_KEPT_MAX: Final = 100_000
+_SLOT_S: Final = 0.0625  # of the times at which to send again: a quarter of a round
 _SILENT_AFTER: Final = 7  # times resend_min_s: when a third resend is due, after pauses of 1, 2 and 4
 
 
@@ -44,7 +46,11 @@ class Unacknowledged:
         self._clock = clock
         self._speak = speak
         self._users = users
-        self.sessions: dict[Session, None] = {}  # to whom something is owed; those whose rows were asked for last come last
+        self.sessions: dict[Session, None] = {}  # to whom something is owed
+        self._touched: dict[Session, None] = {}  # those to whom more is owed than at the last round
+        self._more: dict[Session, None] = {}  # whose rows hold more than is here; those whose rows were asked for last come last
+        self._due: Wheel[Session] = Wheel(_SLOT_S)  # when to look at those to whom something was sent
+        self._visits: dict[Session, int] = {}  # in which slot of it each is
         self.count = 0  # of notifications, over all sessions
         self.pacing = Pacing(settings.outstanding_max, counters, clock, self.tell_held_back)
         self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
@@ -72,7 +78,7 @@ class Unacknowledged:
             busy.awaited_s = now_s
         entry = busy.outstanding[name] = Outstanding(key, seqno, version)
         self.count += 1
-        self.sessions[session] = None
+        self.sessions[session] = self._touched[session] = None
         return entry
 
     def sent(self, session: Session, entry: Outstanding, now_s: float) -> Notify:
@@ -95,11 +101,13 @@ class Unacknowledged:
     def owe_more(self, session: Session) -> None:
         """The row holds something for this session that is not here."""
         session.begin().more = True
-        self.sessions[session] = None
+        self.sessions[session] = self._more[session] = None
 
     def remove(self, session: Session, name: tuple[ObjectKey, bool]) -> Outstanding:
         entry = session.outstanding.pop(name)
         self.count -= 1
+        if not session.outstanding:
+            self._touched[session] = None  # the next round sees that nothing is owed
         return entry
 
     def take_up(self, session: Session, waiting: Waiting, now_s: float, notifications: list[Notify]) -> bool:
@@ -153,27 +161,55 @@ class Unacknowledged:
     def resend_due(self) -> list[Session]:
         """Send again what was not acknowledged in time; answers sessions for which the table holds more than memory does.
 
-        Those who answer come before those who were let go of, and of both those first whose turn was longest ago.
+        Looked at is who is due. Only where memory is short, everybody: who is silent makes room.
         """
         now_s = self._clock()
         crowded = self.count >= self._of_silent_max
-        answering: list[Session] = []
-        silent: list[Session] = []
-        for session in list(self.sessions):
+        due = self._take_due(now_s)
+        for session in list(self.sessions) if crowded else due:
             if session.outstanding:
                 if crowded and session.is_silent(now_s, _SILENT_AFTER):
                     self._let_go(session, now_s)
                     continue
                 self._resend(session, now_s)
-            if session.more:
-                if self._is_to_be_read(session, now_s):
-                    (silent if session.is_let_go else answering).append(session)
-            elif not session.outstanding:
+            if not session.outstanding and not session.more:
                 self.sessions.pop(session, None)
-        drained = [*answering, *silent[: max(0, self._of_silent_max - self.count)]][:READ_AT_A_TIME]
+        for session in due:
+            self._look_again(session, now_s)
+        drained = self._to_be_read(now_s)
         for session in drained:
             self._to_the_end(session)
         return drained
+
+    def _take_due(self, now_s: float) -> list[Session]:
+        """Those who are touched, or whose time has come: no others."""
+        due, self._touched = self._touched, {}
+        for slot, session in self._due.take(now_s + _SLOT_S):
+            if self._visits.get(session) == slot:
+                del self._visits[session]
+                due[session] = None
+        return [session for session in due if session in self.sessions]
+
+    def _look_again(self, session: Session, now_s: float) -> None:
+        """When the first of what was sent is due, unless that is earlier than a look which is planned."""
+        if session.outstanding and session in self.sessions:
+            due_s = max(now_s, min(entry.due_s for entry in session.outstanding.values()))
+            visit = self._visits.get(session)
+            if visit is None or due_s < visit * _SLOT_S:
+                self._visits[session] = self._due.put(session, due_s)
+
+    def _to_be_read(self, now_s: float) -> list[Session]:
+        """Those who answer come before those who were let go of, and of both those first whose turn was longest ago."""
+        answering: list[Session] = []
+        silent: list[Session] = []
+        for session in list(self._more):
+            if not session.more or session not in self.sessions:
+                del self._more[session]
+            elif self._is_to_be_read(session, now_s):
+                (silent if session.is_let_go else answering).append(session)
+                if len(answering) == READ_AT_A_TIME:
+                    return answering
+        return [*answering, *silent[: max(0, self._of_silent_max - self.count)]][:READ_AT_A_TIME]
 
     def _resend(self, session: Session, now_s: float) -> None:
         due = [entry for entry in session.outstanding.values() if entry.due_s <= now_s and self.may_hear(session, entry.object)]
@@ -245,9 +281,9 @@ class Unacknowledged:
 
     def _to_the_end(self, session: Session) -> None:
         """Others first, the next time. Nothing, if it left meanwhile."""
-        if session in self.sessions:
-            del self.sessions[session]
-            self.sessions[session] = None
+        if session in self._more:
+            del self._more[session]
+            self._more[session] = None
 
     def forget(self, session: Session, key: ObjectKey | None = None) -> None:
         """The session ended, or (with a key) an object was unregistered: nothing more is sent; who waits writes instead."""
@@ -258,6 +294,9 @@ class Unacknowledged:
                 self.remove(session, name).release()
         if key is None or (not session.outstanding and not session.more):
             self.sessions.pop(session, None)
+            self._touched.pop(session, None)
+            self._more.pop(session, None)
+            self._visits.pop(session, None)
 
     def rest(self) -> None:
         """Nothing is owed to anybody: give back what only busy times need."""

@@ -170,9 +170,11 @@ async def all_of(futures: Sequence[asyncio.Future[Result]]) -> list[Result]:
 class TableLanes:
     """Writes and reads of a blocking `Table` for an event loop. Make it inside the running loop."""
 
-    def __init__(self, table: Table, partitions: int) -> None:
+    def __init__(self, table: Table, partitions: int, rest_s: float = 0.0) -> None:
+        """`rest_s`: so far apart do two commits of one partition begin."""
         self.table = table
         self.partitions = partitions
+        self._rest_s = rest_s
         self._writers: dict[tuple[str, int], Lane[Sequence[Mutation], None]] = {}
         self._reader: Lane[tuple[Sequence[RowKey], bytes, int | None], dict[RowKey, Row]] = Lane(
             "reads of the table", self._read_batch, BATCH_ROWS_MAX, QUEUED_READS_MAX, READERS
@@ -214,7 +216,8 @@ class TableLanes:
     def _writer(self, place: tuple[str, int]) -> Lane[Sequence[Mutation], None]:
         lane = self._writers.get(place)
         if lane is None:
-            lane = self._writers[place] = Lane(f"{place[0]}-{place[1]}", self._write_batch, BATCH_CELLS_MAX, QUEUED_CELLS_MAX)
+            name = f"{place[0]}-{place[1]}"
+            lane = self._writers[place] = Lane(name, self._write_batch, BATCH_CELLS_MAX, QUEUED_CELLS_MAX, rest_s=self._rest_s)
         return lane
 
     def _write_batch(self, calls: list[Sequence[Mutation]]) -> list[Exception | None]:
