@@ -258,12 +258,15 @@ class _Feed:
 
 
 T = TypeVar("T")
+_TURNS_LEFT_MAX: Final = 3
 
 
 def done(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
+    """The result of a coroutine that waits for nothing, but may leave a turn of the loop to others."""
     try:
-        work.send(None)
+        for _ in range(_TURNS_LEFT_MAX):
+            if work.send(None) is not None:
+                break
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     raise AssertionError("it waits for something")
