@@ -30,6 +30,7 @@ SHORTER: Final[dict[str, dict[str, Any]]] = {
     "contacts": {"seconds": 60.0},
     "failover": {"clients": 4_000},
     "figure6": {"clients": 100_000},
+    "idle": {"clients": 2_000},  # of the whole service; the crowds of a gateway alone are smaller in proportion
     "reconnect": {"clients": 5_000},
     "recovery": {"clients": 10_000},
     "sweeping": {"clients": 50_000},
