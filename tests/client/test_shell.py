@@ -415,6 +415,22 @@ async def test_a_wish_of_the_last_moment_is_told(gateway: FakeGateway) -> None:
     await until(lambda: list(gateway.clients[0].registered) == ["last"])
 
 
+async def test_what_is_registered_anew_is_unregistered_before(gateway: FakeGateway) -> None:
+    """Within one turn, too: a registration that the service has already yields nothing, and everything is to be told anew."""
+    async with client_of(gateway) as client:
+        await client.register("x")
+        await client.synced(5)
+        before = len(gateway.received)
+        await client.unregister("x", forget=True)
+        await client.register("x")
+        await client.synced(5)
+    said = gateway.received[before:]
+    unregistered = [one.op for message in said for one in message.unregister]
+    registered = [one.op for message in said for one in message.register]
+    assert len(unregistered) == len(registered) == 1
+    assert unregistered < registered
+
+
 async def test_many_registrations_go_through(gateway: FakeGateway) -> None:
     async with client_of(gateway, on_notify=lambda _: None) as client:
         for number in range(2500):

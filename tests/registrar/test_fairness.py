@@ -366,6 +366,48 @@ def test_an_unregistration_does_not_end_the_turns_of_who_was_let_go_of() -> None
     assert not hall.memory.sessions
 
 
+def test_a_later_version_is_sent_again_as_soon_as_a_first_one() -> None:
+    hall = Hall(100)
+    session = hall.session(0)
+    hall.memory.resume(session, hall.rows[session])
+    while hall.now_s < 1_000.0 + 70 * DEMO.resend_min_s:  # its pauses have grown to a minute by now
+        hall.round()
+    entry = next(iter(session.outstanding.values()))
+    entry.version = 8
+    hall.memory.sent(session, entry, hall.now_s)
+    hall.told.clear()
+    sent_s = hall.now_s
+    while not hall.told:
+        hall.round()
+    assert hall.now_s - sent_s <= DEMO.resend_min_s + 0.5
+
+
+def test_who_is_due_beside_a_failure_is_told_in_a_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(100)
+    sessions = [hall.session(number) for number in range(3)]
+    for session in sessions:
+        hall.memory.resume(session, hall.rows[session])
+    hall.round()
+    hall.told.clear()
+    speak = hall.memory._speak
+    failed: list[Session] = []
+
+    def fail_once(session: Session, notify: Sequence[Notify]) -> None:
+        if not failed:
+            failed.append(session)
+            raise RuntimeError("a defect")
+        speak(session, notify=notify)
+
+    monkeypatch.setattr(hall.memory, "_speak", fail_once)
+    for _ in range(int(8 * DEMO.resend_min_s / 0.25)):
+        try:
+            hall.round()
+        except RuntimeError:
+            assert failed
+    assert failed
+    assert set(hall.told) == set(sessions)
+
+
 def test_a_round_looks_only_at_those_who_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(10_000)
     sessions = [hall.session(number) for number in range(50)]

@@ -255,6 +255,9 @@ class Client:
         if handler is not None and key in core.desired and not self._handlers.may_take(key, handler):
             raise InvalidSetting(f"The object {name_to_text(key)!r} is registered already, without this handler.")
         left = self._handlers.take(key, handler, refused)
+        if self._wishing is not None and core.operations.wants(key) is False:
+            self._wishing.cancel()
+            self._tell_wishes()  # that it be unregistered, first: else the service would see no change, and tell nothing anew
         self._wish(core.register(self._now(), key, held, epoch, notify_interval_ms, at_once=False))
         for notification in left:
             self._notify(notification)

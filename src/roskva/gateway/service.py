@@ -57,8 +57,9 @@ from roskva.telemetry.metrics import Metrics, registry_of
 
 log = logging.getLogger(__name__)
 
-# Of one partition of a table. At 570 restarts a second nearly every grant had a commit of its own, which was a third of its CPU; nobody who
-# is told something waits for these. Half of it after a single call, twice after many (table/lanes.py), as of the next:
+# Of one partition of a table. At 570 restarts a second nearly every grant had a commit of its own, which was a third of its CPU. No
+# notification waits for these; handshakes and registrations do, for one and for two of them. Half of it after a single call, twice after
+# many (table/lanes.py), as of the next:
 _TABLE_COMMITS_APART_S: Final = 0.02
 # Of one partition of the feed. A commit of one update takes 0.2 ms of CPU in its lane, and as much again for the loop that is interrupted.
 _COMMITS_APART_S: Final = 0.005

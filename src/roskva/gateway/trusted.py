@@ -202,7 +202,9 @@ class TrustedLine:
         return [client for number in missed if (client := self.clients.get(number)) is not None]
 
     def tell_settled(self, channels: Sequence[OnLine]) -> None:
-        names = [one.name for one in channels if isinstance(one, TrustedClient) and self.clients.get(one.name) is one]
+        """Not those who lack something that was dropped: they are told again by themselves."""
+        here = (one for one in channels if isinstance(one, TrustedClient) and self.clients.get(one.name) is one)
+        names = [one.name for one in here if one.name not in self._missed]
         for start in range(0, len(names), _NAMES_PER_FRAME_MAX):
             some = names[start : start + _NAMES_PER_FRAME_MAX]
             self.port.metrics.messages_sent += 1

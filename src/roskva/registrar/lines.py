@@ -1,7 +1,7 @@
 """Keepalives of lines that carry many clients: one stands for every session that is confirmed on the line (docs/decisions/0032).
 
 It says of each: nothing has changed since you were last spoken to over this line. So whatever changed without a word is told first, to
-each by itself: work that is unsettled, a summary that is another, what the line had to drop. All of it is proportional to what changed.
+each by itself: that work is unsettled, a summary that is another, what the line had to drop. All of it is proportional to what changed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ class Lines:
             self._due_s.setdefault(keeper, session.heard_s + self._every_s())
 
     def changed(self, session: Session) -> None:
-        if session.keeper is not None:
+        if session.keeper is not None and self._registrar.sessions.get(session.client) is session:
             self._changed[session] = None
+
+    def spoken_to(self, session: Session) -> None:
+        """Whatever has changed, it was just told."""
+        if self._changed:
+            self._changed.pop(session, None)
 
     def settles(self, session: Session) -> bool:
         """Whether its line tells it that all is settled, together with others, and `flush` is owed. Else it is spoken to."""
@@ -86,11 +91,15 @@ class Lines:
         for session in owed:
             if session.unsettled and not session.told_unsettled:
                 changed[session] = None
-        for turn, session in enumerate(changed, 1):
-            if registrar.sessions.get(session.client) is session:
-                registrar.speak(session)
-            if turn % _TOLD_PER_TURN == 0:
-                await asyncio.sleep(0)
+        try:
+            for turn, session in enumerate(list(changed), 1):
+                del changed[session]
+                if registrar.sessions.get(session.client) is session:
+                    registrar.speak(session)
+                if turn % _TOLD_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        finally:
+            self._changed.update(changed)  # after a failure, those who were not told yet
 
     def _tell_again(self, channel: OnLine) -> None:
         session = channel.session

@@ -445,6 +445,7 @@ class Registrar:
         if unsettled and not session.told_unsettled and self.sessions.get(session.client) is session:
             self.rounds.told_unsettled(session, now_s)  # one that ended meanwhile would never be taken out again
         session.told_unsettled = unsettled
+        self.lines.spoken_to(session)
         message = ServerMessage(token=session.token, summary=session.summary, unsettled=unsettled, time_ms=self._time_ms(), **what)
         channel.send(encode(message))
 

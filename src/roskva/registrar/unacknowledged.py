@@ -88,6 +88,7 @@ class Unacknowledged:
         entry.sent_s = now_s
         entry.pause_s = session.settings.resend_min_s
         entry.due_s = now_s + entry.pause_s
+        self._touched[session] = None  # one of before, with a later version, may be due sooner than it was
         return self._notify(entry)
 
     def _notify(self, entry: Outstanding) -> Notify:
@@ -166,16 +167,18 @@ class Unacknowledged:
         now_s = self._clock()
         crowded = self.count >= self._of_silent_max
         due = self._take_due(now_s)
-        for session in list(self.sessions) if crowded else due:
-            if session.outstanding:
-                if crowded and session.is_silent(now_s, _SILENT_AFTER):
-                    self._let_go(session, now_s)
-                    continue
-                self._resend(session, now_s)
-            if not session.outstanding and not session.more:
-                self.sessions.pop(session, None)
-        for session in due:
-            self._look_again(session, now_s)
+        try:
+            for session in list(self.sessions) if crowded else due:
+                if session.outstanding:
+                    if crowded and session.is_silent(now_s, _SILENT_AFTER):
+                        self._let_go(session, now_s)
+                        continue
+                    self._resend(session, now_s)
+                if not session.outstanding and not session.more:
+                    self.sessions.pop(session, None)
+        finally:
+            for session in due:  # also after a failure: nobody else would look at them again
+                self._look_again(session, now_s)
         drained = self._to_be_read(now_s)
         for session in drained:
             self._to_the_end(session)
@@ -191,7 +194,7 @@ class Unacknowledged:
         return [session for session in due if session in self.sessions]
 
     def _look_again(self, session: Session, now_s: float) -> None:
-        """When the first of what was sent is due, unless that is earlier than a look which is planned."""
+        """When the first of what was sent is due, unless a look is planned before that."""
         if session.outstanding and session in self.sessions:
             due_s = max(now_s, min(entry.due_s for entry in session.outstanding.values()))
             visit = self._visits.get(session)
@@ -205,6 +208,7 @@ class Unacknowledged:
         for session in list(self._more):
             if not session.more or session not in self.sessions:
                 del self._more[session]
+                self._touched[session] = None  # perhaps nothing is owed any more
             elif self._is_to_be_read(session, now_s):
                 (silent if session.is_let_go else answering).append(session)
                 if len(answering) == READ_AT_A_TIME:
