@@ -29,7 +29,8 @@ from pathlib import Path
 from roskva.config import Settings
 from roskva.gateway.service import run
 told = dict(pair.split("=") for pair in sys.argv[3:])
-sys.exit(run(Settings(data=Path(sys.argv[1]), listen=sys.argv[2], share_port=bool(told), gateway_name=told.get("name", ""))))
+sys.exit(run(Settings(data=Path(sys.argv[1]), listen=sys.argv[2], share_port=bool(told), gateway_name=told.get("name", ""),
+    partitions=int(told.get("partitions", "4")))))
 """
 
 
@@ -115,9 +116,10 @@ def test_two_processes_on_one_data_directory_know_each_other(processes: list[sub
 async def test_two_processes_share_a_port_and_what_one_accepts_clients_of_the_other_hear(
     processes: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """By the fast path: there is no pipeline. 40 clients: all of them at one of the two, once in 10^11 runs."""
-    url = url_of(begin(processes, tmp_path, "127.0.0.1:0", "name=one"))
-    assert url_of(begin(processes, tmp_path, url.removeprefix("http://"), "name=two")) == url
+    """By the fast path: there is no pipeline. 40 clients: all of them at one of the two, once in 10^11 runs; of 32 partitions, all with one."""
+    many = "partitions=32"  # whose id is drawn may own none of four
+    url = url_of(begin(processes, tmp_path, "127.0.0.1:0", "name=one", many))
+    assert url_of(begin(processes, tmp_path, url.removeprefix("http://"), "name=two", many)) == url
 
     def status() -> dict[str, Any]:
         with urllib.request.urlopen(urllib.request.Request(url + "/v1/status", headers=administration(tmp_path)), timeout=10) as answer:
