@@ -116,7 +116,7 @@ def test_two_processes_on_one_data_directory_know_each_other(processes: list[sub
 async def test_two_processes_share_a_port_and_what_one_accepts_clients_of_the_other_hear(
     processes: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """By the fast path: there is no pipeline. 40 clients: all of them at one of the two, once in 10^11 runs; of 32 partitions, all with one."""
+    """By the fast path: there is no pipeline. 40 clients, 32 partitions: all of them at one of the two, once in 10^9 runs."""
     many = "partitions=32"  # whose id is drawn may own none of four
     url = url_of(begin(processes, tmp_path, "127.0.0.1:0", "name=one", many))
     assert url_of(begin(processes, tmp_path, url.removeprefix("http://"), "name=two", many)) == url
