@@ -251,7 +251,7 @@ async def test_a_lane_rests_by_how_many_calls_came_together() -> None:
         await asyncio.gather(*(lane.submit(item, 1) for item in range(count)))
     await lane.close()
     alone_s, few_s, many_s = (after_s - before_s for before_s, after_s in pairwise(began_s))
-    assert 0.4 * rest_s < alone_s < few_s < many_s
+    assert 0.4 * rest_s < alone_s < few_s < many_s  # the first alone
     assert few_s >= 0.9 * rest_s
     assert many_s >= 1.9 * rest_s
 
@@ -269,3 +269,19 @@ async def test_commits_of_one_partition_may_begin_apart(table: Observed) -> None
     assert time.monotonic() - began_s >= 0.5  # half of it, after a call that came alone
     assert sorted(table.batches) == [1, 1, 5]  # one of them another partition's, which does not wait
     await lanes.close()
+
+
+async def test_calls_that_come_one_by_one_but_fast_rest_as_if_they_came_together() -> None:
+    began_s: list[float] = []
+
+    def work(items: list[int]) -> list[int | Exception]:
+        began_s.append(time.monotonic())
+        return list(items)
+
+    rest_s = 0.1
+    lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=rest_s)
+    for item in range(3):
+        await lane.submit(item, 1)  # each as soon as the one before is done: the second has to wait, and the third for as long as after two
+    await lane.close()
+    first_s, second_s = (after_s - before_s for before_s, after_s in pairwise(began_s))
+    assert 0.4 * rest_s < first_s < 0.9 * rest_s <= second_s

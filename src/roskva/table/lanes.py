@@ -61,6 +61,7 @@ class Lane(Generic[Item, Result]):
         self._idle = threads
         self._rest_s = rest_s
         self._rests_until_s = 0.0
+        self._waited = False  # whether what comes next had to wait for a rest
         self._flush_is_due = False
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
@@ -90,7 +91,8 @@ class Lane(Generic[Item, Result]):
         """At the end of the loop's turn, or so long after the last batch began: one that comes alone waits for nobody."""
         self._flush_is_due = True
         wait_s = self._rests_until_s - self._loop.time() if self._rest_s else 0.0
-        if wait_s > 0:
+        self._waited = wait_s > 0
+        if self._waited:
             self._loop.call_later(wait_s, self._flush)
         else:
             self._loop.call_soon(self._flush)
@@ -118,7 +120,7 @@ class Lane(Generic[Item, Result]):
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
             self._idle -= 1
             if self._rest_s:
-                self._rests_until_s = self._loop.time() + self._rest_s * _rest_after(count)
+                self._rests_until_s = self._loop.time() + self._rest_s * _rest_after(count, self._waited)
             self._batches.put(batch)
 
     def _run(self) -> None:
@@ -150,9 +152,9 @@ class Lane(Generic[Item, Result]):
             self._emptied.set_result(None)
 
 
-def _rest_after(calls: int) -> float:
-    """Half of it after one that came alone, so that those which come a little further apart than that wait for nobody; twice after many."""
-    return 0.5 if calls == 1 else 1.0 if calls < MANY_CALLS else 2.0
+def _rest_after(calls: int, waited: bool) -> float:
+    """Half of it after one that came alone, and in no rest, so that those which come a little further apart than that wait for nobody."""
+    return 2.0 if calls >= MANY_CALLS else 1.0 if waited or calls > 1 else 0.5
 
 
 async def all_of(futures: Sequence[asyncio.Future[Result]]) -> list[Result]:
