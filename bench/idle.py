@@ -8,6 +8,7 @@ sockets is not in it, for this service as for those that it is compared with.
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,6 +33,7 @@ CROWDS: Final = (Size(50_000, 0), Size(1_000_000, 4))
 _CROWD_AIMS_BYTES: Final = {"WebSocket": 8 * 1024, "trusted line": 1_200}
 _VISITORS: Final = 200
 _SETTLE_S: Final = 14.0
+_OTHER_FILES: Final = 1_000  # of a gateway, beside its connections
 
 
 def measure(options: Options) -> Result:
@@ -44,8 +46,14 @@ def measure(options: Options) -> Result:
 
 
 def crowds_of(clients: int | None) -> Sequence[Size]:
-    """In proportion to the clients of the whole service, if they are chosen."""
-    return CROWDS if clients is None else [Size(size.clients * clients // CLIENTS or 1, size.lines) for size in CROWDS]
+    """In proportion to the clients of the whole service, if they are chosen. Of WebSockets, as many as a process may have open files."""
+    chosen = CROWDS if clients is None else [Size(size.clients * clients // CLIENTS or 1, size.lines) for size in CROWDS]
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    websockets_max = max(1, files - _OTHER_FILES)
+    for size in chosen:
+        if not size.lines and size.clients > websockets_max:
+            say(f"a process may have {files:,} open files here: {websockets_max:,} WebSockets instead of {size.clients:,}")
+    return [size if size.lines else Size(min(size.clients, websockets_max), 0) for size in chosen]
 
 
 def aim_of(crowd: dict[str, Any]) -> Aim:
