@@ -16,6 +16,9 @@ def test_a_crowd_comes_back_with_its_tokens_and_is_measured(lines: int) -> None:
     assert idle.aim_of(crowd).measured == crowd["bytes_per_client"]
 
 
-def test_sizes_follow_the_clients_that_are_asked_for() -> None:
+def test_sizes_follow_the_clients_that_are_asked_for_and_the_open_files_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1_024, 100_000))
     assert [size.clients for size in idle.crowds_of(None)] == [50_000, 1_000_000]
     assert [size.clients for size in idle.crowds_of(20)] == [100, 2_000]
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1_024, 20_000))
+    assert [size.clients for size in idle.crowds_of(None)] == [19_000, 1_000_000]
