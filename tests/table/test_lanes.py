@@ -245,7 +245,7 @@ async def test_a_lane_rests_by_how_many_calls_came_together() -> None:
         began_s.append(time.monotonic())
         return list(items)
 
-    rest_s = 0.1
+    rest_s = 0.4
     lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=rest_s)
     for count in (1, 2, MANY_CALLS, 1):
         await asyncio.gather(*(lane.submit(item, 1) for item in range(count)))
@@ -278,7 +278,7 @@ async def test_calls_that_come_one_by_one_but_fast_rest_as_if_they_came_together
         began_s.append(time.monotonic())
         return list(items)
 
-    rest_s = 0.1
+    rest_s = 0.4
     lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=rest_s)
     for item in range(3):
         await lane.submit(item, 1)  # each as soon as the one before is done: the second has to wait, and the third for as long as after two
