@@ -102,9 +102,10 @@ def programs(folder: Path) -> Iterator[Callable[..., Program]]:
 def test_the_example_service_ends_when_asked_even_if_a_script_has_put_it_in_the_background(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/documents/service.py"), "--database", str(tmp_path / "documents.db")]
     command += ["--url", f"http://127.0.0.1:{free_port()}"]  # nobody is there, which keeps it from nothing that is asked of it here
+    port = str(free_port())
     with programs(tmp_path) as start:
-        example = start("sh", "-c", 'trap "" INT; exec "$@"', "sh", *command)
-        example.says("http://127.0.0.1:")
+        example = start("sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, "--port", port)
+        example.says(f"http://127.0.0.1:{port}")  # not what its client says of Roskva's address, before it serves
         example.process.send_signal(number)
         assert example.process.wait(10) == 0, example.said()
 
