@@ -23,13 +23,13 @@ NAMES: Final = (
     *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
     *("sweeping", "objects", "loss", "figure6", "figure7", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
-BOTH: Final = ("figure6", "figure7")  # asked for together, they measure the same crowd
 
 # What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
 SHORTER: Final[dict[str, dict[str, Any]]] = {
     "contacts": {"seconds": 60.0},
     "failover": {"clients": 4_000},
     "figure6": {"clients": 100_000},
+    "figure7": {"clients": 100_000},
     "idle": {"clients": 2_000},  # of the whole service; the crowds of a gateway alone are smaller in proportion
     "reconnect": {"clients": 5_000},
     "recovery": {"clients": 10_000},
@@ -45,14 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
     names = NAMES if "all" in arguments.names else tuple(dict.fromkeys(arguments.names))
-    together = set(BOTH) <= set(names)
     for name in names:
-        if together and name == BOTH[1]:
-            continue
         try:
             shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
             asked = replace(options, **shorter)
-            results = measure_both(asked) if together and name == BOTH[0] else [measure(name, asked)]
+            result = measure(name, asked)
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130
@@ -60,10 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench {name}: {_reason(error)}", file=sys.stderr)
             status = 1
             continue
-        for result in results:
-            result.write(arguments.results)
-            draw(result.document(), arguments.results)
-            print(result.json() if arguments.json else result.table(), flush=True)
+        result.write(arguments.results)
+        draw(result.document(), arguments.results)
+        print(result.json() if arguments.json else result.table(), flush=True)
         if arguments.results == RESULTS:
             document.write()
     return status
@@ -75,15 +71,6 @@ def measure(name: str, options: Options) -> Result:
     result: Result = importlib.import_module(f"bench.{name}").measure(options)
     say(f"done in {time.monotonic() - began_s:.0f} s")
     return result
-
-
-def measure_both(options: Options) -> list[Result]:
-    """The two that need a million clients, with the same ones: to bring them takes longer than to measure them."""
-    began_s = time.monotonic()
-    print(f"{' and '.join(BOTH)}:", file=sys.stderr, flush=True)
-    results: list[Result] = importlib.import_module("bench.figure7").measure_both(options)
-    say(f"done in {time.monotonic() - began_s:.0f} s")
-    return results
 
 
 def _reason(error: BaseException) -> str:
@@ -99,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
         " measured, so choose --results elsewhere for them.",
     )
-    names = f"some of {', '.join(NAMES)}, or all; figure6 and figure7 together are of one run, as are figure8 and figure9"
+    names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run"
     parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
     parser.add_argument("--full", action="store_true", help="all: every one in full size, which takes more than an hour")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")

@@ -34,6 +34,7 @@ _CROWD_AIMS_BYTES: Final = {"WebSocket": 8 * 1024, "trusted line": 1_200}
 _VISITORS: Final = 200
 _SETTLE_S: Final = 14.0
 _OTHER_FILES: Final = 1_000  # of a gateway, beside its connections
+_EVENLY: Final = 0.9  # the kernel spreads connections over gateways by chance
 
 
 def measure(options: Options) -> Result:
@@ -46,19 +47,17 @@ def measure(options: Options) -> Result:
 
 
 def crowds_of(clients: int | None) -> Sequence[Size]:
-    """In proportion to the clients of the whole service, if they are chosen. Of WebSockets, as many as a process may have open files."""
+    """In proportion to the clients of the whole service, if those are chosen. More WebSockets than a process has files: more gateways."""
     chosen = CROWDS if clients is None else [Size(size.clients * clients // CLIENTS or 1, size.lines) for size in CROWDS]
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    websockets_max = max(1, files - _OTHER_FILES)
-    for size in chosen:
-        if not size.lines and size.clients > websockets_max:
-            say(f"a process may have {files:,} open files here: {websockets_max:,} WebSockets instead of {size.clients:,}")
-    return [size if size.lines else Size(min(size.clients, websockets_max), 0) for size in chosen]
+    of_a_gateway = max(1, round(_EVENLY * (files - _OTHER_FILES)))
+    return [size if size.lines else size._replace(gateways=-(-size.clients // of_a_gateway)) for size in chosen]
 
 
 def aim_of(crowd: dict[str, Any]) -> Aim:
     aim = _CROWD_AIMS_BYTES[crowd["channel"]]
-    return Aim(f"memory of the gateway per idle {crowd['channel']} client, {crowd['clients']:,}", "bytes", aim, crowd["bytes_per_client"])
+    where = "the gateway" if crowd["gateways"] == 1 else f"{crowd['gateways']} gateways"
+    return Aim(f"memory of {where} per idle {crowd['channel']} client, {crowd['clients']:,}", "bytes", aim, crowd["bytes_per_client"])
 
 
 def measure_on(service: Service, options: Options) -> Result:

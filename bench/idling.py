@@ -1,6 +1,6 @@
 """What clients that only are there cost a gateway: resident memory for each, CPU for their keepalives, the longest collection of garbage.
 
-A gateway alone, over tables that bench/filling.py filled: the clients come back with their tokens (bench/crowd.py), over a WebSocket each
+Gateways alone, over tables that bench/filling.py filled: the clients come back with their tokens (bench/crowd.py), over a WebSocket each
 or over a few trusted lines. Some come and go first, so that what is loaded once is loaded.
 """
 
@@ -24,6 +24,7 @@ _SETTLE_S: Final = 12.0
 class Size(NamedTuple):
     clients: int
     lines: int  # trusted ones; 0: a WebSocket for each
+    gateways: int = 1
 
     @property
     def channel(self) -> str:
@@ -36,19 +37,20 @@ def measured(size: Size, seconds: float, settings: dict[str, str]) -> dict[str, 
         "row_idle_s": str(ROW_IDLE_S),
         "connections_max": str(clients + 1_000),
         "connections_per_address_max": str(clients + 1_000),
+        **({"gateways": str(size.gateways)} if size.gateways > 1 else {}),
         **settings,
     }
     settle_s = min(_SETTLE_S, seconds)
     world = world_of(clients)
     with running(changed, pipeline=False, prepare=lambda data: _fill(data, world)) as service:
-        pid = service.pid(GATEWAY)
+        pids = service.pids(GATEWAY)
         with Crowd(service.data, service.url, clients, size.lines, coming=min(VISITORS, clients)):
             pass
         time.sleep(settle_s)
-        empty_kib = memory_kib(pid)
+        empty_kib = sum(map(memory_kib, pids))
         with Crowd(service.data, service.url, clients, size.lines) as crowd:
             time.sleep(settle_s)
-            full_kib = memory_kib(pid)
+            full_kib = sum(map(memory_kib, pids))
             before, cpu = service.metrics(), service.cpu()
             say(f"{clients:,} clients are idle for {seconds:g} s")
             time.sleep(seconds)
@@ -58,6 +60,7 @@ def measured(size: Size, seconds: float, settings: dict[str, str]) -> dict[str, 
         return {
             "channel": size.channel,
             "clients": clients,
+            "gateways": len(pids),
             "bytes_per_client": round((full_kib - empty_kib) * 1024 / clients),
             "gateway_mib": round(full_kib / 1024, 1),
             "came_s": round(crowd.came_s, 1),

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self, cast
 
 from bench.service import APPLICATION, BenchFailed
+from roskva import Publisher
+from roskva.errors import RoskvaError
 
 _WAITING_MAX: Final = 2_000  # requests that are due and not answered: beyond, the step is given up
 _TICK_S: Final = 0.001
@@ -192,6 +194,42 @@ class Publishers:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             raise BenchFailed(f"{self.open_requests:,} publish requests were not answered within {timeout_s:g} s.") from None
+
+
+class CallingPublishers(Publishers):
+    """The same, as a backend in Python publishes: a call of `roskva.Publisher.publish` for each update."""
+
+    def __init__(self, url: str, objects: Sequence[str], application: str = APPLICATION) -> None:
+        super().__init__(url, objects, 0, application)
+        self._publisher: Publisher | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._publisher = Publisher(self._url, application=self._application, retry_for_s=0.0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._publisher is not None
+        await self._publisher.close()
+
+    def publish(self, count: int, due_s: float, answered: Callable[[], None] | None = None) -> None:
+        first = len(self.published_s)
+        self.published_s.extend([due_s] * count)
+        for version in range(first, first + count):
+            self.open_requests += 1
+            self._idle.clear()
+            task = asyncio.get_running_loop().create_task(self._call(version, Request(b"", 1, due_s, answered)))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+    async def _call(self, version: int, request: Request) -> None:
+        assert self._publisher is not None
+        try:
+            await self._publisher.publish(self.object_of(version), version)
+        except RoskvaError:
+            self.answered(None, request, False)
+        else:
+            self.answered(None, request, True)
 
 
 async def until(true: Callable[[], bool], timeout_s: float) -> bool:

@@ -24,7 +24,7 @@ from roskva.load.measuring import NUMBERS
 from roskva.load.plan import Plan
 
 REGISTRATIONS: Final = 5
-FAN_OUT: Final = 5
+FAN_OUT: Final = 5  # where a measurement does not say otherwise
 BATCH: Final = 20
 LINES: Final = 8
 ARRIVALS_MAX_PER_S: Final = 20_000.0  # between windows: as fast as it goes
@@ -34,7 +34,6 @@ SCALED: Final = [
     "The tables were filled beforehand, as if all clients had registered: through the pipeline that would take half an hour.",
     "The files were filled in the order of their keys: their pages are fuller than those of tables that grew.",
     "Clients come over trusted lines, eight WebSockets for all of them: what the kernel holds for a socket of each is not in it.",
-    "The clients of one object come one after the other: at every size an update is for five that are online, and for nobody who is not.",
     "These lines have one keepalive each for all their clients; the paper has none.",
     f"Updates are published in batches of {BATCH}, as a publisher's library sends them.",
 ]
@@ -64,9 +63,9 @@ class Crowd:
 
 
 @contextlib.contextmanager
-def crowd(clients: int, options: Options) -> Iterator[Crowd]:
-    """A running service whose tables know so many clients; none of them is online."""
-    world = World(clients, REGISTRATIONS, FAN_OUT)
+def crowd(clients: int, options: Options, fan_out: int = FAN_OUT) -> Iterator[Crowd]:
+    """A running service whose tables know so many clients; none of them is online. Each object is registered by `fan_out` of them."""
+    world = World(clients, REGISTRATIONS, fan_out)
     tokens: list[str] = []
 
     def prepare(data: Path) -> None:

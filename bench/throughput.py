@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from bench.accounting import per_10_000
 from bench.clients import Fleet, Heard
-from bench.load import Publishers
+from bench.load import CallingPublishers, Publishers
 from bench.report import Aim, Result, percentiles
 from bench.service import Service, running, say
 from bench.world import Options, Window, World, caught_up, run
@@ -43,18 +43,30 @@ class Way(NamedTuple):
     batch: int
     registrations: int = 10
     aim_per_s: float = BATCHED_AIM_PER_S
+    library: bool = (
+        False  # by calls of roskva.Publisher, each for one update: it sends together what is called while a request is under way
+    )
 
     @property
     def name(self) -> str:
-        return f"{self.fan_out}, {'single publishes' if self.batch == 1 else f'batches of {self.batch}'}"
+        single = "single calls of the Publisher" if self.library else "single publishes"
+        return f"{self.fan_out}, {single if self.batch == 1 else f'batches of {self.batch}'}"
 
     @property
     def connections(self) -> int:
         """A connection has one publish under way: single ones need more of them."""
         return 128 if self.batch == 1 else 16
 
+    def publishers(self, url: str, objects: Sequence[str]) -> Publishers:
+        return CallingPublishers(url, objects) if self.library else Publishers(url, objects, self.connections)
 
-WAYS: Final = (Way(5, BATCH), Way(5, 1, aim_per_s=SINGLE_AIM_PER_S), Way(1, BATCH))
+
+WAYS: Final = (
+    Way(5, BATCH),
+    Way(5, 1, aim_per_s=SINGLE_AIM_PER_S, library=True),
+    Way(5, 1, aim_per_s=SINGLE_AIM_PER_S),
+    Way(1, BATCH),
+)
 
 
 def measure(options: Options) -> Result:
@@ -88,7 +100,7 @@ async def _measure(service: Service, options: Options) -> Result:
         settings={
             "load": f"{clients:,} clients; steps of {seconds:g} s",
             "registrations_per_client": {way.name: way.registrations for way in WAYS},
-            "connections_of_publishers": {way.name: way.connections for way in WAYS},
+            "connections_of_publishers": {way.name: "the library's" if way.library else way.connections for way in WAYS},
             "service": service.parts,
             "changed": service.changed,
         },
@@ -118,7 +130,7 @@ async def _climb(
     uncollapsed = 0.0
     try:
         await fleet.join(world.clients, world.names_of(), prefix=world.prefix)
-        async with Publishers(service.url, world.objects, way.connections) as publishers:
+        async with way.publishers(service.url, world.objects) as publishers:
             await publishers.paced(rates[0] / world.fan_out, min(_WARM_UP_S, seconds), way.batch)
             await caught_up(fleet, publishers, _DRAIN_S)
             waiting = list(rates)

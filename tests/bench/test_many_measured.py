@@ -42,8 +42,12 @@ def checked(result: Result, folder: Path) -> dict[str, Any]:
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_figures_6_and_7_measure_the_same_crowd_one_after_the_other(there: Crowd, tmp_path: Path) -> None:
-    sixth, seventh = run(figure7._both(there, SMALL))
+def test_figures_6_and_7_measure_crowds_that_grow_and_that_stay(there: Crowd, tmp_path: Path) -> None:
+    async def both() -> list[Result]:
+        async with there.generator() as generator:
+            return [await figure6.climb(there, generator, SMALL), await figure7.climb(there, generator, SMALL)]
+
+    sixth, seventh = run(both())
     figures = checked(sixth, tmp_path)
     assert [step["clients"] for step in figures["steps"]] == [6, 12, 24, 42, 60]
     assert figures["users"] == 10.0
@@ -112,5 +116,6 @@ def test_fewer_arrive_while_the_crowd_is_small() -> None:
 
 def test_the_windows_are_those_of_the_paper() -> None:
     assert [round(part * figure6.CLIENTS) for part in figure6.PARTS] == [100_000, 200_000, 400_000, 700_000, 1_000_000]
+    assert figure6.FAN_OUT == 1  # "each registered for five distinct objects"
     assert figure7.RATES_PER_S[0] == 1_000
     assert figure7.RATES_PER_S[-1] == 13_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -18,19 +18,35 @@ def update(version: int) -> Update:
 
 
 class Told:
-    def __init__(self, takes_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple[float, list[int]]] = []
-        self._takes_s = takes_s
 
     def __call__(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         self.calls.append((time.perf_counter(), [one.version for one in updates]))
-        until_s = time.perf_counter() + self._takes_s
-        while time.perf_counter() < until_s:
-            pass
 
     @property
     def versions(self) -> list[list[int]]:
         return [versions for _, versions in self.calls]
+
+
+class Clock:
+    """Stands still, but for what telling takes: however busy the machine is, it took as long as it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr("roskva.gateway.hinting.time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def telling(self, told: Told, takes_s: float) -> Callable[[Sequence[Update], Sequence[Stamps]], None]:
+        def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+            told(updates, stamps)
+            self.now_s += takes_s
+
+        return tell
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def test_what_is_accepted_in_one_turn_is_told_in_the_next_together() -> None:
@@ -47,17 +63,37 @@ async def test_what_is_accepted_in_one_turn_is_told_in_the_next_together() -> No
     assert told.versions == [[1, 2], [3]]
 
 
-async def test_after_telling_much_it_gathers_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only telling moves: however busy the machine is, it took as long as it says."""
-    clock_s = [100.0]
-    monkeypatch.setattr("roskva.gateway.hinting.time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+async def test_what_a_commit_brought_is_told_without_another_turn_of_the_loop() -> None:
     told = Told()
+    hinting = Hinting(told)
+    hinting.hint([update(1)], [])
+    hinting.flush()
+    assert told.versions == [[1]]
+    hinting.flush()
+    await turns(3)
+    assert told.versions == [[1]]  # once
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        told(updates, stamps)
-        clock_s[0] += 0.03
 
-    hinting = Hinting(tell)
+async def test_a_flush_cuts_neither_a_turn_nor_a_rest_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    hinting = Hinting(Clock(monkeypatch).telling(told, 0.1))
+    hinting.hint([update(1)], [])
+    hinting.flush()
+    hinting.hint([update(2)], [])
+    hinting.flush()
+    assert told.versions == [[1]]  # the loop has not come round
+    await turns(2)
+    hinting.flush()
+    assert told.versions == [[1]]  # it rests
+    hinting.stop()
+    hinting.flush()
+    assert told.versions == [[1]]
+
+
+async def test_after_telling_much_it_gathers_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    took_s = 0.15
+    told = Told()
+    hinting = Hinting(Clock(monkeypatch).telling(told, took_s))
     hinting.hint([update(1)], [])
     await asyncio.sleep(0)
     for version in range(2, 6):
@@ -67,41 +103,77 @@ async def test_after_telling_much_it_gathers_for_longer(monkeypatch: pytest.Monk
     while len(told.calls) < 2:
         await asyncio.sleep(0.01)
     assert told.versions == [[1], [2, 3, 4, 5]]
-    assert told.calls[1][0] - told.calls[0][0] >= 0.03 * RESTS - 0.002  # the timer's resolution is a millisecond
+    assert told.calls[1][0] - told.calls[0][0] >= took_s * RESTS - 0.002  # the timer's resolution is a millisecond
 
 
-async def test_many_updates_are_told_in_turns_and_without_a_rest() -> None:
-    told = Told(takes_s=0.01)
+async def test_what_the_loop_does_after_the_telling_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), Told()
     hinting = Hinting(told)
+    hinting.hint([update(1)], [])
+    hinting.flush()
+    clock.now_s += 0.2  # it reads what clients have sent
+    await asyncio.sleep(0)
+    hinting.hint([update(2)], [])
+    await turns(3)
+    assert told.versions == [[1]]
+    while len(told.calls) < 2:
+        await asyncio.sleep(0.01)
+    assert told.calls[1][0] - told.calls[0][0] >= 0.2 * RESTS - 0.002
+
+
+async def test_a_loop_with_time_to_spare_hardly_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), Told()
+    hinting = Hinting(clock.telling(told, 0.001))
+    for version in range(5):
+        hinting.hint([update(version)], [])
+        hinting.flush()
+        await asyncio.sleep(0)
+        clock.now_s += 0.001 * RESTS + 1e-6
+    assert told.versions == [[0], [1], [2], [3], [4]]
+
+
+async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    hinting = Hinting(Clock(monkeypatch).telling(told, 0.1))
     hinting.hint([update(0)], [])
-    await asyncio.sleep(0)  # and now it would rest for 30 ms
+    await turns(2)  # and now it would rest for 20 ms
     hinting.hint([update(1)], [])
     hinting.hint([update(version) for version in range(2, 2 * TOLD_PER_TURN + 2)], [])
-    sizes = []
-    for _ in range(3):
-        await asyncio.sleep(0)
-        sizes.append(len(told.calls[-1][1]))
-    assert sizes == [TOLD_PER_TURN, TOLD_PER_TURN, 1]
+    await turns(3)
+    assert [len(versions) for versions in told.versions] == [1, TOLD_PER_TURN, TOLD_PER_TURN]
+    while len(told.calls) < 4:
+        await asyncio.sleep(0.01)
     assert [version for versions in told.versions for version in versions] == list(range(2 * TOLD_PER_TURN + 2))
 
 
 async def test_a_rest_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock_s = [100.0]
-    monkeypatch.setattr("roskva.gateway.hinting.time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     told = Told()
-
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        told(updates, stamps)
-        clock_s[0] += 1_000.0
-
-    hinting = Hinting(tell)
+    hinting = Hinting(Clock(monkeypatch).telling(told, 1_000.0))
     hinting.hint([update(1)], [])
-    await asyncio.sleep(0)
+    await turns(2)
     hinting.hint([update(2)], [])
     async with asyncio.timeout(100 * REST_S_MAX):
         while len(told.calls) < 2:
             await asyncio.sleep(0.01)
     hinting.stop()
+
+
+async def test_a_telling_that_fails_is_not_the_last() -> None:
+    calls: list[int] = []
+
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        calls.append(len(updates))
+        if len(calls) == 1:
+            raise RuntimeError("a mistake")
+
+    hinting = Hinting(tell)
+    hinting.hint([update(1)], [])
+    with pytest.raises(RuntimeError, match="a mistake"):
+        hinting.flush()
+    await turns(2)
+    hinting.hint([update(2)], [])
+    await asyncio.sleep(0.01)
+    assert calls == [1, 1]
 
 
 async def test_stamps_go_with_their_updates() -> None:
@@ -114,8 +186,7 @@ async def test_stamps_go_with_their_updates() -> None:
     last = TOLD_PER_TURN + 10
     stamps = [Stamps(update(version).object, version, 0, 1) for version in (3, last)]
     hinting.hint([update(version) for version in range(last + 1)], stamps)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
     assert found == [(TOLD_PER_TURN, [3]), (11, [last])]
 
 

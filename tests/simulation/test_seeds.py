@@ -15,7 +15,7 @@ import pytest
 from roskva.simulation.knobs import FAULTS
 
 ROOT = Path(__file__).parents[2]
-SEEDS = os.environ.get("ROSKVA_TEST_SEEDS", "1-2000")
+SEEDS = os.environ.get("ROSKVA_TEST_SEEDS", "1-1000")
 
 
 def simulate(*arguments: str, timeout_s: float = 900) -> subprocess.CompletedProcess[str]:

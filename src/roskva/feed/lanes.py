@@ -32,12 +32,16 @@ class FeedLanes:
     """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop.
 
     `look` is called in the lane's thread after each commit, once for all whose entries were in it. Between the beginnings of two commits
-    lie about `rest_s`: less after a call that came alone, more after many.
+    lie about `rest_s`: less after a call that came alone, more after many. `after` is called on the loop when those whose entries were in
+    a commit have their answers.
     """
 
-    def __init__(self, feed: Feed, look: Callable[[], Any] = lambda: None, rest_s: float = 0.0) -> None:
+    def __init__(
+        self, feed: Feed, look: Callable[[], Any] = lambda: None, rest_s: float = 0.0, after: Callable[[], None] = lambda: None
+    ) -> None:
         self.feed = feed
         self._look = look
+        self._after = after
         self._rest_s = rest_s
         self._lanes: dict[tuple[str, int], Lane[Sequence[Entry], Appended]] = {}
 
@@ -68,7 +72,7 @@ class FeedLanes:
         if lane is None:
             work = partial(self._append_batch, topic, partition)
             lane = self._lanes[topic, partition] = Lane(
-                f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX, rest_s=self._rest_s
+                f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX, rest_s=self._rest_s, after=self._after
             )
         return lane
 

@@ -27,6 +27,7 @@ from multidict import CIMultiDictProxy
 
 from roskva.errors import MalformedMessage, RoskvaError
 from roskva.gateway.publish import error_object
+from roskva.gateway.steps import Steps
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Answering(web.RequestHandler):
         no_access_log: Any = None  # aiohttp's own way to say so, which its annotations do not know
         super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=idle_s, access_log=no_access_log, auto_decompress=False)
         self._publish = publish
-        self._answer: asyncio.Task[None] | None = None  # of a publish on the short way
+        self._answer: Steps | None = None  # of a publish on the short way
 
     def data_received(self, data: bytes) -> None:
         """Takes a plain publish away from aiohttp's task while that waits for a request, and hands over whatever else came.
@@ -79,7 +80,8 @@ class Answering(web.RequestHandler):
                 self._parser.message_consumed()
             self._request_in_progress = True
             asked = Plain(message.headers, self.transport)  # type: ignore[union-attr]  # no error: it was looked at
-            self._answer = self._loop.create_task(self._answer_publish(self._publish, asked, payload.read_nowait(), waiter))
+            self._answer = Steps(self._answer_publish(self._publish, asked, payload.read_nowait(), waiter), self._loop)
+            self._answer.begin()
         else:
             self._give_back(waiter)
 

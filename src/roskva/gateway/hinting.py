@@ -1,9 +1,10 @@
 """What was just accepted goes to the clients that are online, here and at the other gateways: gathered, and told together.
 
-Whatever is accepted within a turn of the event loop is told in the next, so many updates in a turn. After that there is a rest, three
-times as long as the telling took: too short to be noticed while little is published, and the more there is to tell, the more of a
-client's notifications share a message, a system call and an acknowledgement. Nothing waits for this that is promised: the pipeline tells
-whatever is not told here.
+Whatever is accepted by one commit is told right after it, so many updates in a turn of the event loop. Then there is a rest, so that
+more of a client's notifications share a message, a system call and an acknowledgement. It costs everybody its length, so it is a small
+part of what the loop needs for the telling and for all else that waits then: next to nothing while there is time to spare. Only when the
+loop is at work for more than 1 / (1 + RESTS) of the time does each rest gather more than the one before, until enough is shared, or up to
+the limit. Nothing waits for this that is promised: the pipeline tells whatever is not told here.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Final
 
 from roskva.model import Stamps, Update
 
-RESTS: Final = 3.0  # times as long as the telling took,
+RESTS: Final = 0.2  # times as long as the telling and the turn of the loop after it took,
 REST_S_MAX: Final = 0.1  # but no longer
-TOLD_PER_TURN: Final = 1_000  # updates; while there are more, there is no rest, but a turn of the loop
+TOLD_PER_TURN: Final = 1_000  # updates; while there are as many, there is no rest, but a turn of the loop
 
 Tell = Callable[[Sequence[Update], Sequence[Stamps]], None]
 
@@ -30,7 +31,8 @@ class Hinting:
         self._updates: list[Update] = []
         self._stamps: list[Stamps] = []
         self._rests_until_s = 0.0
-        self._next: asyncio.Handle | None = None
+        self._next: asyncio.Handle | None = None  # the next telling, or the end of the turn after the last one
+        self._in_turn = False  # it is the latter
         self._stopped = False
 
     def hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
@@ -42,9 +44,15 @@ class Hinting:
         self._stamps += stamps
         if self._next is None:
             self._tell_later(self._rests_until_s - time.monotonic())
-        elif before < TOLD_PER_TURN <= len(self._updates):
+        elif before < TOLD_PER_TURN <= len(self._updates) and not self._in_turn:
             self._next.cancel()
             self._tell_later(0.0)
+
+    def flush(self) -> None:
+        """Whoever was accepted together has been told so: what may be told now is, without another turn of the loop."""
+        if self._next is not None and not self._in_turn and not self._stopped and time.monotonic() >= self._rests_until_s:
+            self._next.cancel()
+            self._pass_on()
 
     def _tell_later(self, rest_s: float) -> None:
         """A timer of uvloop knows milliseconds: less than half of one is no rest, but the loop's next turn."""
@@ -52,20 +60,27 @@ class Hinting:
         self._next = loop.call_later(rest_s, self._pass_on) if rest_s > 0 else loop.call_soon(self._pass_on)
 
     def _pass_on(self) -> None:
-        self._next = None
         updates, self._updates = self._updates[:TOLD_PER_TURN], self._updates[TOLD_PER_TURN:]
-        stamps = self._stamps
+        stamps, self._stamps = self._stamps, []
         if self._updates:
             now = {(update.object, update.version) for update in updates}
-            stamps = [one for one in self._stamps if (one.object, one.version) in now]
-            self._stamps = [one for one in self._stamps if (one.object, one.version) not in now]
-            self._tell_later(0.0)
-        else:
-            self._stamps = []
+            self._stamps = [one for one in stamps if (one.object, one.version) not in now]
+            stamps = [one for one in stamps if (one.object, one.version) in now]
         began_s = time.monotonic()  # uvloop's own time stands still within a turn
+        self._in_turn = True
+        self._next = asyncio.get_running_loop().call_soon(self._turned, began_s)
         self._tell(updates, stamps)
-        ended_s = time.monotonic()
-        self._rests_until_s = ended_s + min(RESTS * (ended_s - began_s), REST_S_MAX)
+
+    def _turned(self, began_s: float) -> None:
+        """The loop has dealt with all that had come meanwhile."""
+        self._next = None
+        self._in_turn = False
+        now_s = time.monotonic()
+        self._rests_until_s = now_s + min(RESTS * (now_s - began_s), REST_S_MAX)
+        if len(self._updates) >= TOLD_PER_TURN:
+            self._pass_on()
+        elif self._updates:
+            self._tell_later(self._rests_until_s - now_s)
 
     def stop(self) -> None:
         self._stopped = True

@@ -105,7 +105,8 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
-        feed = FeedLanes(await asyncio.to_thread(open_feed, settings), lambda: manifest.seen().epochs, _COMMITS_APART_S)
+        opened = await asyncio.to_thread(open_feed, settings)
+        feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, self._hinting.flush)
         undo.push_async_callback(feed.close)
         # Never on the loop: somebody may be writing the manifest. The Registrar's rounds look at it every second, off the loop.
         epoch_seen = partial(_epoch_seen, manifest)

@@ -35,6 +35,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Answer(asyncio.Future[Result]):
+    """Of a lane. Who sets `at_once` is called within the turn that brings the answer; all others one turn later, as by any future."""
+
+    at_once: Callable[[], None] | None = None
+
+
 class Lane(Generic[Item, Result]):
     """Does in one go what was asked for while it was busy. Belongs to the event loop it was made on.
 
@@ -50,13 +56,16 @@ class Lane(Generic[Item, Result]):
         queue_max: int,
         threads: int = 1,
         rest_s: float = 0.0,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
+        """`after` is called on the loop when the callers of a batch have their answers."""
         self._name = name
+        self._after = after
         self._work = work
         self._batch_max = batch_max
         self._queue_max = queue_max
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[Item, int, asyncio.Future[Result]]] = []
+        self._waiting: list[tuple[Item, int, Answer[Result]]] = []
         self._weight = 0
         self._idle = threads
         self._rest_s = rest_s
@@ -65,7 +74,7 @@ class Lane(Generic[Item, Result]):
         self._flush_is_due = False
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
-        self._batches: SimpleQueue[list[tuple[Item, int, asyncio.Future[Result]]] | None] = SimpleQueue()
+        self._batches: SimpleQueue[list[tuple[Item, int, Answer[Result]]] | None] = SimpleQueue()
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         self._threads = [threading.Thread(target=self._run, name=f"lane {name}", daemon=True) for _ in range(threads)]
         for thread in self._threads:
@@ -75,12 +84,12 @@ class Lane(Generic[Item, Result]):
     def full(self) -> bool:
         return self._weight >= self._queue_max
 
-    def submit(self, item: Item, weight: int) -> asyncio.Future[Result]:
+    def submit(self, item: Item, weight: int) -> Answer[Result]:
         if self._closed:
             raise Unavailable("The service is stopping.")
         if self._weight >= self._queue_max:
             raise Overloaded(f"{self._name} has {self._weight:,} operations waiting, which is the limit.")
-        future: asyncio.Future[Result] = self._loop.create_future()
+        future: Answer[Result] = Answer(loop=self._loop)
         self._waiting.append((item, weight, future))
         self._weight += weight
         if self._idle and not self._flush_is_due:
@@ -134,7 +143,7 @@ class Lane(Generic[Item, Result]):
             except RuntimeError:  # the loop was closed without us
                 return
 
-    def _done(self, batch: list[tuple[Item, int, asyncio.Future[Result]]], outcomes: list[Result | Exception]) -> None:
+    def _done(self, batch: list[tuple[Item, int, Answer[Result]]], outcomes: list[Result | Exception]) -> None:
         self._idle += 1
         for (_, weight, future), outcome in zip(batch, outcomes, strict=True):
             self._weight -= weight
@@ -144,12 +153,15 @@ class Lane(Generic[Item, Result]):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
+            if future.at_once is not None:
+                future.at_once()
         if not self._rest_s:
             self._flush()
         elif self._waiting and not self._flush_is_due:
             self._flush_when_due()
         if self._emptied is not None and not self._waiting and not self._weight and not self._emptied.done():
             self._emptied.set_result(None)
+        self._after()
 
 
 def _rest_after(calls: int, waited: bool) -> float:
