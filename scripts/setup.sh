@@ -43,6 +43,14 @@ find_chromium() {
     command -v chromium || command -v chromium-browser || command -v google-chrome
 }
 
+# The library has its version in the name of its package: librocksdb7.8 in Debian 12, librocksdb9.10 in 13. While apt knows none, its lists
+# being empty, the much larger package that needs it has to do.
+rocksdb_package() {
+    local found
+    found=$(apt-cache pkgnames librocksdb 2>/dev/null | grep -E '^librocksdb[0-9]+\.[0-9]+(t64)?$' | sort -V | tail -n 1) || true
+    printf '%s' "${found:-librocksdb-dev}"
+}
+
 # Fills `wanted` with the system packages that are missing.
 missing_packages() {
     wanted=()
@@ -52,12 +60,48 @@ missing_packages() {
     if [ "$purpose" = test ] && ! find_chromium >/dev/null; then wanted+=(chromium); fi
     if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v nginx >/dev/null; then wanted+=(nginx-light); fi
     if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v mosquitto >/dev/null; then wanted+=(mosquitto); fi
+    # Databases whose logs capture reads. Tests start servers of their own, in folders of their own.
+    if [ "$purpose" = test ]; then
+        [ -n "$(find /usr/lib/postgresql -path '*/bin/postgres' -print -quit 2>/dev/null)" ] || wanted+=(postgresql)
+        PATH=$PATH:/usr/sbin command -v mariadbd >/dev/null || wanted+=(mariadb-server)
+        PATH=$PATH:/usr/sbin command -v redis-server >/dev/null || wanted+=(redis-server)
+        [ -n "$(find /usr/lib /usr/local/lib /lib -name 'librocksdb.so.*' -print -quit 2>/dev/null)" ] || wanted+=("$(rocksdb_package)")
+    fi
     # What Playwright's own node needs, to drive the browser.
     if [ "$purpose" = test ] && [ -z "$(find /usr/lib /lib -name 'libatomic.so.1' -print -quit 2>/dev/null)" ]; then wanted+=(libatomic1); fi
 }
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+# Debian starts a server as soon as its package is there, and again at every boot. Tests need the programs alone: nothing is started while
+# this installs, and what it installed is not started later.
+policy=/usr/sbin/policy-rc.d
+forbidden=
+forbid_starting() {
+    if [ -e $policy ]; then return; fi # somebody decided already, as images of containers do
+    forbidden=yes
+    trap allow_starting EXIT
+    printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
+    as_root chmod 755 $policy
+}
+
+allow_starting() {
+    if [ -n "$forbidden" ]; then as_root rm -f $policy; fi
+    forbidden=
+}
+
+keep_stopped() {
+    local package
+    if ! command -v systemctl >/dev/null; then return; fi
+    for package in "${wanted[@]}"; do
+        case $package in
+        postgresql | redis-server | mosquitto) as_root systemctl --quiet disable "$package" 2>/dev/null || true ;;
+        mariadb-server) as_root systemctl --quiet disable mariadb 2>/dev/null || true ;;
+        nginx-light) as_root systemctl --quiet disable nginx 2>/dev/null || true ;;
+        esac
+    done
 }
 
 install_packages() {
@@ -70,18 +114,22 @@ install_packages() {
     fi
     say "installing $what with apt-get (a few minutes)"
     as_root apt-get update -qq
+    wanted=("${wanted[@]/librocksdb-dev/$(rocksdb_package)}") # the lists may have been empty before
     # Debian 13 and later have no Java 17.
     if ! apt-cache show openjdk-17-jre-headless >/dev/null 2>&1; then
         wanted=("${wanted[@]/openjdk-17-jre-headless/openjdk-21-jre-headless}")
     fi
     local log
     log=$(mktemp)
+    forbid_starting
     if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ca-certificates "${wanted[@]}" \
         >"$log" 2>&1 </dev/null; then
         tail -n 20 "$log" >&2
         fail "apt-get could not install ${wanted[*]}; its whole output is in $log"
     fi
     rm -f "$log"
+    allow_starting
+    keep_stopped
 }
 
 # Compiler and bundler of the TypeScript client, by the hashes of its package-lock.json. Node and npm come with requirements.lock.

@@ -14,6 +14,7 @@ OPTIONAL = PROJECT["optional-dependencies"]
 DIRECT = {
     "Of clients and publishers": PROJECT["dependencies"],
     "Of the service": OPTIONAL["server"],
+    "Of capture": OPTIONAL["capture"],
     "Of those who change it": OPTIONAL["dev"],
 }
 

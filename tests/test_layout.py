@@ -64,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "conformance",
         "telemetry",
         "load",
+        "capture",
         "Client",
         "Publisher",
     },
@@ -81,7 +82,10 @@ ALLOWED: dict[str, set[str]] = {
         "gateway",
         "propagation",
         "pipeline",
+        "capture",
     },
+    "capture": BASE | {"address", "durable", "publisher"},
+    "outbox": BASE | {"publisher"},
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},
     "load": BASE | {"durable", "protocol"},
@@ -93,7 +97,9 @@ ALLOWED: dict[str, set[str]] = {
 PURE = re.compile(
     r"roskva\.(model|errors|probes|protocol\..*|matcher\..*|client\.(?!shell|channel|livecache|mailbox|statefile|callbacks|__init__).*"
     r"|registrar\.(core.*|cells|members|row|events|wheel)|table\.interface|feed\.interface|access\.(identity|limits|patterns)"
-    r"|pipeline\.(offsets|pace)|telemetry\.(histogram|latency)|load\.(clients|measuring|plan|wheel))"
+    r"|pipeline\.(offsets|pace)|telemetry\.(histogram|latency)"
+    r"|capture\.(positions|updates|interface|core|flows|policies|actions|caravans|convoy|limits|filters|filtering|expressions|sharding"
+    r"|mapping|balance|ownership|wire|watching)|load\.(clients|measuring|plan|wheel))"
 )
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pyspark", "random", "secrets", "signal", "socket", "sqlite3",

@@ -28,6 +28,10 @@
     |   +-- EncodingRefused        a request's body is compressed
     |   +-- ChannelClosed          a polled connection is not known, or was closed
     |   +-- InvalidSetting         a setting is unknown, or its value does not fit
+    |   +-- InvalidFilter          a filter, a shard's rule or a mapping of capture cannot be read
+    |   +-- WrongHistory           a position is one that this replica of a database has never had
+    |   +-- LogCut                 the log of a database begins after what was asked for: changes are gone
+    |   +-- CaptureRefused         a database does not let us read its log, or a subscriber showed no key
     +-- Unavailable                the same call may succeed later
     |   +-- FeedFull               unread records reached the limit: publishes are refused
     |   +-- DiskFull               the data directory's disk is nearly full: publishes and registrations are refused
@@ -41,6 +45,7 @@
     |   +-- GoingAway              the gateway stops, and its clients come back within `retry_after_s`
     |   +-- SlowConsumer           a connection did not take what was sent to it
     |   +-- ServiceUnreachable     nothing answers at the service's address
+    |   +-- DatastoreUnavailable   a database whose log is read does not answer
     |   +-- FetchFailed            a LiveCache has no current value, and the application's own fetch failed
     +-- KeysUnusable               the file of keys cannot be read or created
     +-- DataOutdated               the data directory was made by an earlier version of Roskva
@@ -295,6 +300,42 @@ class InvalidSetting(BadRequest):
     advice = "docs/settings.md lists every setting."
 
 
+class InvalidFilter(BadRequest):
+    """Of what: a filter, a shard's rule, a mapping. `at` is where in the text the trouble begins, from 0."""
+
+    code = "invalid-filter"
+    advice = "Correct it in the settings of capture."
+
+    def __init__(self, what: str, text: str, at: int, reason: str) -> None:
+        super().__init__(f"The {what} {_shown(text)} cannot be read at character {at + 1}: {reason}.")
+        self.at = at
+
+
+class WrongHistory(BadRequest):
+    code = "wrong-history"
+    advice = "The database was restored, or this is a replica of another one: say where its flows shall begin anew."
+
+    def __init__(self, position: object, reason: str) -> None:
+        super().__init__(f"The position {position} is not of this log: {reason}.")
+
+
+class LogCut(BadRequest):
+    """`oldest` is the position after which everything can be read."""
+
+    code = "log-cut"
+    advice = "What is gone is reported to its subscribers as lost. Let the database keep more of its log."
+
+    def __init__(self, wanted: object, oldest: object) -> None:
+        super().__init__(f"The log begins after {oldest}: what follows {wanted} was cut off.")
+        self.oldest = oldest
+
+
+class CaptureRefused(BadRequest):
+    code = "capture-refused"
+    status = 403
+    advice = "Give the right that is missing, or the key, and start it again."
+
+
 class Unavailable(RoskvaError):
     code = "unavailable"
     status = 503
@@ -402,6 +443,11 @@ class SlowConsumer(Unavailable):
 class ServiceUnreachable(Unavailable):
     code = "service-unreachable"
     advice = "Is it running? `roskva up` starts it; `--url` or ROSKVA_URL says where it is."
+
+
+class DatastoreUnavailable(Unavailable):
+    code = "datastore-unavailable"
+    advice = "Nothing is lost: reading goes on where it was when the database answers again."
 
 
 class FetchFailed(Unavailable):

@@ -1,7 +1,7 @@
 """The entry point of `roskva`: all commands, and how errors look: one line on stderr, no traceback; 0 done, 1 failed, 2 misused.
 
-Options and help are in cli/commands_*.py. What a command does is imported when it runs, so that `roskva --help` is quick and a machine
-without the server's packages can publish.
+Options and help are in cli/commands_*.py and cli/capture_commands.py. What a command does is imported when it runs, so that `roskva --help`
+is quick and a machine without the server's packages can publish.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Final, NoReturn
 
+from roskva.cli.capture_commands import add_capture
 from roskva.cli.commands_applications import add_app, add_user
 from roskva.cli.commands_running import add_running
 from roskva.cli.commands_talking import add_talking
@@ -30,6 +31,7 @@ examples:
   roskva publish demo/hello 7             tell them of version 7
   roskva status                           who is connected, and how far behind the pipeline is
   roskva doctor                           check this machine, and say how to fix what is wrong
+  roskva capture                          publish what changes in a database, without a line in the application
 
 `roskva COMMAND --help` says more. Objects are written APPLICATION/NAME; a name that is not printable text is written
 base64: and base64url. Settings: docs/settings.md. Errors: docs/errors.md."""
@@ -48,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"roskva: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
+        extra = "capture" if error.name in ("psycopg2", "pymysql") else "server"
         print(
-            f"roskva: {error.name} is not installed. Install what this command needs: pip install 'roskva[server]'",
+            f"roskva: {error.name} is not installed. Install what this command needs: pip install 'roskva[{extra}]'",
             file=sys.stderr,
         )
         return 1
@@ -77,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_talking(commands)
     add_app(commands)
     add_user(commands)
+    add_capture(commands)
     add_conformance(commands)
     add_simulate(commands)
     add_load(commands)

@@ -1,0 +1,93 @@
+"""A datastore's log, as capture reads it. The contract that every datastore keeps.
+
+Datastores: stores/postgres, stores/mariadb, stores/rocksdb.py, stores/files.py. Contract tests: tests/capture/stores/contract.py. Calls
+block, and are made from threads; a datastore is safe from several, a reader belongs to one. Nothing here is told of applications,
+shards, filters or flows: whoever reads gets everything, once for all who want it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from roskva.capture.positions import Position
+from roskva.capture.updates import Change
+
+
+class Batch(NamedTuple):
+    """What a reader found, in the log's order."""
+
+    changes: Sequence[Change]
+    # All up to here was read: at least the position of the last change; further, where the log went on without any.
+    reached: Position
+    bytes_read: int
+
+
+class Retained(NamedTuple):
+    """How much of the log there is."""
+
+    oldest: Position  # what comes after this can be read; all before may be gone
+    end: Position  # of the last commit
+    bytes_behind: int | None = None  # of log between what was confirmed and the end; None: the datastore cannot tell
+    bytes_max: int | None = None  # that it keeps for us; None: no limit but the disk
+
+
+class Finding(NamedTuple):
+    """One thing that `capture check` has looked at."""
+
+    what: str
+    ok: bool
+    means: str = ""  # what follows from it
+    do: str = ""  # the exact command or setting that mends it
+
+
+class Reader(Protocol):
+    """Reads the log from one position on. Belongs to one caravan."""
+
+    def read(self, changes_max: int, timeout_s: float) -> Batch:
+        """The next changes, as soon as there are any; none after `timeout_s`. Parts of a commit may come in several batches, so that a
+        transaction of a million rows needs no more memory than any other.
+
+        Raises LogCut if what comes next is gone, DatastoreUnavailable if the datastore does not answer, WrongHistory if the log is another
+        one now, CaptureRefused if it may not be read or holds what cannot be: then this reader is of no use any more, and another one is
+        opened.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Datastore(Protocol):
+    @property
+    def identity(self) -> str:
+        """Of the data, the same at every replica: a datamarker of another identity means nothing here."""
+        ...
+
+    def retained(self) -> Retained: ...
+
+    def read_after(self, position: Position) -> Reader:
+        """A reader whose first change is the one after this position, even in the middle of a commit.
+
+        Raises LogCut if that change is gone, WrongHistory if the position is one that this replica has never had.
+        """
+        ...
+
+    def at_time(self, time_s: float) -> Position:
+        """All that was committed since then comes after this position; some of before may, too. Raises LogCut if it is gone."""
+        ...
+
+    def confirm(self, position: Position) -> None:
+        """Nobody needs anything up to this position any more: the datastore may drop it. Never called with an earlier one."""
+        ...
+
+    def prepare(self) -> None:
+        """Create what reading needs and is not there (publication, slot). Idempotent. Drops nothing."""
+        ...
+
+    def check(self) -> list[Finding]:
+        """What this needs of the datastore, and whether it is so. Changes nothing."""
+        ...
+
+    def close(self) -> None:
+        """Ends every reader, too. What was prepared stays."""
+        ...

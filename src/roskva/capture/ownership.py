@@ -1,0 +1,132 @@
+"""Which publisher owns a flow, when several have the same data (Wormhole 3.3.2, Figure 3).
+
+Pure. Publishers do not talk to each other: each beats its counter beside the datamarkers and watches those of its peers. A peer whose
+counter has stood still for `takeover_s`, on the observer's own clock, is dead. `decide` is asked about every flow, now and then, by every
+publisher, and answers what that one has to do; since a take raises the epoch by one in a single step, two that decide the same cannot both
+win.
+
+    nobody owns it, or its owner released it, or its owner is dead:   the first that lives takes it
+    I own it, and one that is before me in the order lives:           I stop sending, store the datamarker, release it
+    I own it under an older epoch than the one that is written:       somebody took it from me: I stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from roskva.capture.positions import Position
+
+TAKEOVER_S: Final = 10.0
+STEADY_S: Final = 5.0  # that one who came back has to live before flows go back to it, so that one that keeps dying gets none
+
+
+class FlowName(NamedTuple):
+    """A flow is all updates of a shard on their way to an application."""
+
+    application: str
+    shard: int
+
+    def __str__(self) -> str:
+        return f"{self.application}/{self.shard}"
+
+
+class Record(NamedTuple):
+    """What is kept of a flow."""
+
+    datamarker: Position | None  # None: it was never said where it begins
+    epoch: int
+    owner: str  # the name of a publisher
+    released: bool  # its owner has stopped, and stored all there was to store: another may go on
+
+
+class Peer(NamedTuple):
+    """A publisher, as the settings name it."""
+
+    name: str
+    region: str = ""
+
+
+class Duty(Enum):
+    NOTHING = "nothing"
+    TAKE = "take"  # under the next epoch; then begin at the datamarker
+    KEEP = "keep"
+    HAND_OVER = "hand over"  # stop sending, wait for what is under way, store the datamarker, release
+    STOP = "stop"  # at once: another one owns it
+
+
+def order_of(peers: Sequence[Peer], region: str = "") -> tuple[str, ...]:
+    """Primary first, then the secondaries; those of the flow's region before all others."""
+    near = [peer.name for peer in peers if region and peer.region == region]
+    return (*near, *(peer.name for peer in peers if peer.name not in near))
+
+
+def decide(me: str, held_epoch: int, record: Record | None, order: Sequence[str], live: Collection[str], steady: Collection[str]) -> Duty:
+    """What I have to do about a flow of which this is written. `held_epoch`: the one under which I own it, 0 if I do not.
+
+    `live` are those whose counter moves, `steady` those of them that have lived for a while; I am always one of both.
+    """
+    if held_epoch and (record is None or record.epoch != held_epoch or record.owner != me):
+        return Duty.STOP
+    if held_epoch:
+        before = order[: order.index(me)] if me in order else order
+        return Duty.HAND_OVER if any(peer in steady for peer in before) else Duty.KEEP
+    if record is not None and record.owner == me and not record.released:
+        return Duty.TAKE  # mine before I was started anew; whoever is before me waits until I release it
+    if record is not None and not record.released and record.owner in live:
+        return Duty.NOTHING  # it releases the flow by itself as soon as it sees us before it
+    first = next((peer for peer in order if peer == me or peer in live), None)
+    return Duty.TAKE if first == me else Duty.NOTHING
+
+
+@dataclass(slots=True)
+class _Observed:
+    counter: int
+    moved_s: float
+    since_s: float  # when it began to live without a break
+
+
+class Liveness:
+    """What one observer knows of its peers, from counters and its own clock."""
+
+    def __init__(self, me: str, takeover_s: float = TAKEOVER_S, steady_s: float = STEADY_S) -> None:
+        self.me = me
+        self.takeover_s = takeover_s
+        self.steady_s = steady_s
+        self._observed: dict[str, _Observed] = {}
+        self._moved: set[str] = set()
+        self._now_s = 0.0
+
+    def observe(self, counters: Mapping[str, int], now_s: float) -> None:
+        """Take in what was read. A peer that is not there any more has left."""
+        self._now_s = now_s
+        for name in self._observed.keys() - counters.keys():
+            del self._observed[name]
+            self._moved.discard(name)
+        for name, counter in counters.items():
+            seen = self._observed.get(name)
+            if seen is None:
+                # A counter may be left over from one that died long ago: it must move before it counts as life returned.
+                self._observed[name] = _Observed(counter, now_s, now_s)
+            elif counter != seen.counter:
+                if name not in self._moved or now_s - seen.moved_s >= self.takeover_s:
+                    seen.since_s = now_s
+                    self._moved.add(name)
+                seen.counter, seen.moved_s = counter, now_s
+
+    @property
+    def live(self) -> frozenset[str]:
+        """Also those that were not seen to move yet: whoever comes up waits as long for the others as everybody does."""
+        return frozenset(self._living()) | {self.me}
+
+    @property
+    def steady(self) -> frozenset[str]:
+        long_enough = (
+            name for name in self._living() if name in self._moved and self._now_s - self._observed[name].since_s >= self.steady_s
+        )
+        return frozenset(long_enough) | {self.me}
+
+    def _living(self) -> Iterable[str]:
+        return [name for name, seen in self._observed.items() if self._now_s - seen.moved_s < self.takeover_s]

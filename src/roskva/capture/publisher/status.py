@@ -1,0 +1,144 @@
+"""What a publisher says of itself (Wormhole 5: "what are the datamarkers of all flows on it", rates, lag). Numbers and text only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from roskva.capture.flows import FlowStatus, Routed
+from roskva.capture.interface import Retained
+from roskva.capture.ownership import FlowName
+from roskva.capture.positions import Position
+from roskva.errors import RoskvaError
+
+if TYPE_CHECKING:
+    from roskva.capture.publisher.server import Publisher
+
+PERIOD_S: Final = 5.0  # over which rates are taken
+
+
+class Statistics:
+    """Counters, and rates over the last period."""
+
+    def __init__(self) -> None:
+        self.updates_sent = 0
+        self.bytes_sent = 0
+        self.datastore: RoskvaError | None = None  # why it does not answer
+        self.rates: dict[str, float] = {"read_bytes_per_s": 0.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0}
+        self._committed_us: dict[FlowName, int] = {}
+        self._before: tuple[float, int, int, int] | None = None
+        self._caravans: dict[int, int] = {}
+        self._read_bytes = 0
+
+    def sent(self, flow: FlowName, updates: Sequence[Routed]) -> None:
+        self.updates_sent += len(updates)
+        self.bytes_sent += sum([update.size for update in updates])
+        self._committed_us[flow] = updates[-1].committed_us
+
+    def lag_s(self, flow: FlowName) -> float | None:
+        """How long ago what was last sent had been committed; None: nothing was sent yet."""
+        committed_us = self._committed_us.get(flow)
+        return None if committed_us is None else max(0.0, time.time() - committed_us / 1e6)
+
+    def tick(self, now_s: float, publisher: Publisher) -> None:
+        if self._before is not None and now_s - self._before[0] < PERIOD_S:
+            return
+        caravans = {caravan.caravan: caravan.bytes_read for caravan in publisher.core.caravans()}
+        self._read_bytes += sum(read - self._caravans.get(number, 0) for number, read in caravans.items())
+        self._caravans = caravans
+        now = (now_s, self._read_bytes, self.bytes_sent, self.updates_sent)
+        if self._before is not None:
+            names = ("read_bytes_per_s", "sent_bytes_per_s", "sent_updates_per_s")
+            seconds = now_s - self._before[0]
+            self.rates = {
+                name: round((after - before) / seconds, 1) for name, after, before in zip(names, now[1:], self._before[1:], strict=True)
+            }
+        self._before = now
+        held = publisher.owning.held
+        self._committed_us = {flow: committed_us for flow, committed_us in self._committed_us.items() if flow in held}
+
+
+def status_of(publisher: Publisher) -> dict[str, Any]:
+    retained = publisher.retained
+    flows = [flow_status(publisher, status) for status in publisher.core.flows()]
+    flows.sort(key=lambda flow: -flow["behind_share"])
+    problems = [error for error in (publisher.statistics.datastore, publisher.owning.problem, *publisher.reading_problems()) if error]
+    return {
+        "publisher": publisher.name,
+        "dataset": publisher.dataset,
+        "address": publisher.address,
+        "log": {
+            "oldest": str(retained.oldest),
+            "end": str(retained.end),
+            "bytes_behind": retained.bytes_behind,
+            "bytes_max": retained.bytes_max,
+        },
+        "problems": [str(error) for error in problems],
+        "flows": flows,
+        "elsewhere": [
+            {"flow": str(flow), "owner": record.owner, "epoch": record.epoch, "released": record.released,
+             "datamarker": None if record.datamarker is None else str(record.datamarker)}
+            for flow, record in sorted(publisher.owning.foreign.items())
+        ],
+        "caravans": [
+            {"caravan": c.caravan, "lead": c.lead, "position": str(c.position), "flows": c.flows, "standing": c.standing,
+             "bytes_per_s_max": c.bytes_per_s_max, "bytes_read": c.bytes_read, "updates_read": c.updates_read}
+            for c in publisher.core.caravans()
+        ],
+        "subscribers": [
+            {"application": c.application, "member": c.member, "flows": len(c.flows), "load": round(c.load, 3), "weight": c.weight,
+             "bytes_sent": c.bytes_sent, "waiting_bytes": c.waiting_bytes}
+            for c in publisher.placing.connections.values()
+        ],
+        "updates_sent": publisher.statistics.updates_sent,
+        "bytes_sent": publisher.statistics.bytes_sent,
+        "rates": publisher.statistics.rates,
+        "fenced": publisher.core.times_fenced,
+        "moves": publisher.placing.moves,
+        "schemas": len(publisher.schemas),
+        "filter_failures": publisher.filter_failures,
+    }  # fmt: skip
+
+
+def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
+    retained = publisher.retained
+    share = behind_share(status.datamarker, retained)
+    at = publisher.placing.where(status.flow)
+    behind = status.sent < retained.end
+    return {
+        "application": status.flow.application,
+        "shard": status.flow.shard,
+        "state": str(status.state),
+        "why": status.why,
+        "member": None if at is None else at.member,
+        "epoch": status.epoch,
+        "datamarker": str(status.datamarker),
+        "stored": None if status.stored is None else str(status.stored),
+        "sent": str(status.sent),
+        "caravan": status.caravan,
+        "behind_share": share,
+        "lag_bytes": None if retained.bytes_behind is None else round(share * retained.bytes_behind),
+        "lag_s": (publisher.statistics.lag_s(status.flow) if behind else 0.0),
+        "buffered": status.buffered,
+        "buffered_bytes": status.buffered_bytes,
+        "credit_bytes": status.credit_bytes,
+        "updates_sent": status.updates_sent,
+        "bytes_sent": status.bytes_sent,
+        "tokens_sent": status.tokens_sent,
+        "falls": status.falls,
+        "discarded": status.discarded,
+        "too_old": status.too_old,
+        "losses": status.losses,
+        "refused": status.refused,
+    }
+
+
+def behind_share(datamarker: Position, retained: Retained) -> float:
+    """Of the retained log, what comes after the datamarker: 0 at its end, 1 where it is about to be cut. By the numbers of commits."""
+    if datamarker >= retained.end:
+        return 0.0
+    if datamarker <= retained.oldest or datamarker.history != retained.end.history:
+        return 1.0
+    length = retained.end.sequence - (retained.oldest.sequence if retained.oldest.history == retained.end.history else 0)
+    return round(min(1.0, (retained.end.sequence - datamarker.sequence) / max(1, length)), 4)

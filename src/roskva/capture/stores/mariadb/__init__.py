@@ -1,0 +1,29 @@
+"""MariaDB as a datastore of capture: its row-based binary log, read as a replica reads it (Wormhole 2.1 and 3.3.2).
+
+| module | what it is |
+|---|---|
+| `settings` | what must be known of a server |
+| `values`, `tables`, `images`, `decoding` | pure: from the bytes of events to changes |
+| `protocol` | statements, and the stream of events, over pymysql's connection |
+| `locating` | the mapper: from a position to a place in this server's log |
+| `describing` | tables as they are now, for logs that do not say how they were |
+| `reading`, `store`, `checking` | the reader, the datastore, `capture check` |
+
+A position is (0, sequence number of the GTID, row within its commit). What a user of it must know:
+
+- The identity is `mariadb/DATASET/DOMAIN`. Servers have nothing in common with their replicas that a program could read, so a person names
+  the data. One GTID domain is read. Positions have no server id: commits that a primary had not replicated when it was lost, and whose
+  numbers the new primary gives again, are not noticed. Semi-synchronous replication prevents that.
+- The time of a commit is that of the server's clock, in whole seconds, at which its last statement began.
+- What the server has logged with a ROLLBACK at its end, since a table in it cannot roll back, is told as if it were committed.
+- TRUNCATE is a change; DROP, ALTER and partitions that are emptied are not. Rows that cascade in foreign keys are not in the log at all.
+- A producer attaches keys to its transaction by inserting rows (name, value) into a table that is called `roskva_attach`; they go with all
+  that follows in the transaction, and are no changes themselves. With ENGINE=BLACKHOLE the table stays empty:
+  `CREATE TABLE roskva_attach (name VARCHAR(64) NOT NULL, value TEXT) ENGINE=BLACKHOLE`.
+- MySQL is refused: its events are known to the decoder, but its GTIDs have no common order, and it was never tried.
+"""
+
+from roskva.capture.stores.mariadb.settings import MariadbSettings
+from roskva.capture.stores.mariadb.store import MariadbStore
+
+__all__ = ["MariadbSettings", "MariadbStore"]

@@ -1,0 +1,48 @@
+"""What a change of a database looks like, whatever the database: key-value pairs, and where it stands in the log (Wormhole 3).
+
+Pure. A datastore makes a `Change` of each entry of its log; the publisher adds the shard. Values are JSON's, and bytes: numbers that a
+double cannot hold (numeric, large integers beyond 64 bits), times and everything else that has no kind of its own are text, as the database
+writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from roskva.capture.positions import Position
+
+Value: TypeAlias = bool | int | float | str | bytes | None
+Columns: TypeAlias = Mapping[str, Value]
+
+
+class Operation(StrEnum):
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    TRUNCATE = "truncate"  # the whole table: no key, no columns
+    MESSAGE = "message"  # of no row: the producer wrote it into the log itself
+
+
+class Change(NamedTuple):
+    """One change of one row, committed."""
+
+    position: Position
+    committed_us: int  # since 1970, by the database's clock
+    operation: Operation
+    database: str
+    table: str  # with its schema, where there are such and it is not the default one; of a message its prefix
+    key: Columns  # after the change; of a deleted row before it. Empty: the table has no key
+    columns: Columns  # after the change; of a deleted row what the log has of it
+    old_key: Columns | None = None  # before the change, if that changed the key
+    unchanged: tuple[str, ...] = ()  # columns that the log leaves out, since the change left them as they were (TOAST)
+    attached: Columns | None = None  # keys that the producer wrote beside its transaction
+    size: int = 0  # bytes that it took in the log, about
+
+
+class Update(NamedTuple):
+    """A change on its way to a subscriber: in the flow of its shard."""
+
+    shard: int
+    change: Change

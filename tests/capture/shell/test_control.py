@@ -1,0 +1,170 @@
+"""Commands to a publisher that runs (Wormhole 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from roskva.capture.positions import Position
+from roskva.capture.publisher import ApplicationSettings
+from roskva.errors import AddressInUse, InvalidSetting
+from tests.capture.shell.numberlog import KEY, NumberLog
+from tests.capture.shell.serving import command, publishing, subscriber
+from tests.capture.shell.watching import Watching, until
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[NumberLog]:
+    log = NumberLog(tmp_path / "numbers")
+    yield log
+    log.close()
+
+
+async def test_status_shows_flows_caravans_subscribers_and_lag_worst_first(tmp_path: Path, log: NumberLog) -> None:
+    applications = {"watch": ApplicationSettings(KEY, start="oldest"), "nobody": ApplicationSettings(KEY, start="oldest")}
+    log.append(100)
+    watching = Watching(2)
+    async with publishing(tmp_path, log, 2, applications=applications) as publisher, subscriber(publisher, watching):
+        await until(lambda: {s.stored for s in publisher.core.flows() if s.flow.application == "watch"} == {Position(0, 100)})
+        await asyncio.sleep(0.1)  # until the log was looked at again
+        status = await command(tmp_path, command="status")
+        assert [(flow["application"], flow["behind_share"], flow["lag_bytes"]) for flow in status["flows"]] == [
+            ("nobody", 1.0, 800),
+            ("nobody", 1.0, 800),
+            ("watch", 0.0, 0),
+            ("watch", 0.0, 0),
+        ]
+        assert {flow["state"] for flow in status["flows"]} == {"alone", "riding"}
+        assert [caravan["lead"] for caravan in status["caravans"]] == [True]
+        assert status["subscribers"][0]["member"] == "m1"
+        assert status["updates_sent"] == 100
+        assert status["problems"] == []
+        flows = await command(tmp_path, command="flows", application="watch")
+        assert [flow["datamarker"] for flow in flows] == ["0/100", "0/100"]
+        assert log.gone == 0, "the log is kept for the application that nobody runs"
+
+
+async def test_a_paused_flow_stands_still_until_it_is_resumed_also_over_a_restart(tmp_path: Path, log: NumberLog) -> None:
+    watching = Watching(2)
+    async with publishing(tmp_path, log, 2) as publisher, subscriber(publisher, watching):
+        log.append(10)
+        await until(lambda: watching.has_all(10))
+        assert await command(tmp_path, command="pause", application="watch", shard=1, why="the cache is rebuilt") == ["watch/1"]
+        log.append(10)
+        await until(lambda: watching.highest[0] == 18)
+        status = await command(tmp_path, command="flows")
+        assert [(flow["shard"], flow["state"], flow["why"]) for flow in status if flow["why"]] == [(1, "paused", "the cache is rebuilt")]
+    async with publishing(tmp_path, log, 2) as publisher, subscriber(publisher, watching):
+        log.append(10)
+        await until(lambda: watching.highest[0] == 28)
+        assert watching.highest[1] == 9
+        assert await command(tmp_path, command="resume", application="watch") == ["watch/0", "watch/1"]
+        await until(lambda: watching.has_all(30))
+    assert watching.skipped == []
+
+
+async def test_rewind_sends_again_or_leaves_out(tmp_path: Path, log: NumberLog) -> None:
+    # Nobody runs the second one: the log is kept for it.
+    applications = {"watch": ApplicationSettings(KEY), "keep": ApplicationSettings(KEY, start="oldest")}
+    watching = Watching(1)
+    log.append(100)
+    async with publishing(tmp_path, log, applications=applications) as publisher:
+        async with subscriber(publisher, watching):
+            await until(lambda: watching.notices == [0])
+            assert await command(tmp_path, command="rewind", application="watch", to="0/40") == {"watch/0": "0/40"}
+            await until(lambda: watching.total == 60)
+            assert await command(tmp_path, command="rewind", application="watch", to="oldest") == {"watch/0": "0/0"}
+            await until(lambda: watching.total == 160)
+            assert await command(tmp_path, command="rewind", application="watch", to="end") == {"watch/0": "0/100"}
+            log.append(1)
+            await until(lambda: watching.total == 161)
+        assert watching.first == {0: [40, 0, 100]}
+        assert await command(tmp_path, command="rewind", application="watch", to="yesterday") == "bad-request"
+
+
+async def test_a_flow_is_reassigned_to_another_process(tmp_path: Path, log: NumberLog) -> None:
+    one, other = Watching(1), Watching(1)
+
+    def stays(shards: object, placed: Mapping[int, str], *_: object) -> dict[int, str]:
+        return {0: placed.get(0, "m1")}
+
+    applications = {"watch": ApplicationSettings(KEY, start="oldest", balance=stays)}
+    async with (
+        publishing(tmp_path, log, applications=applications) as publisher,
+        subscriber(publisher, one, member="m1"),
+        subscriber(publisher, other, member="m2"),
+    ):
+        log.append(10)
+        await until(lambda: one.has_all(10))
+        assert await command(tmp_path, command="reassign", application="watch", shard=0, member="m2") == ["watch/0"]
+        log.append(10)
+        await until(lambda: other.has_all(20))
+        assert await command(tmp_path, command="reassign", application="watch", shard=7) == "bad-request"
+    assert one.total + other.total == 20, "it was acknowledged before it moved"
+
+
+async def test_what_nobody_wants_any_more_is_removed_by_an_operator_and_not_before(tmp_path: Path, log: NumberLog) -> None:
+    applications = {"watch": ApplicationSettings(KEY, start="oldest"), "old": ApplicationSettings(KEY, start="oldest")}
+    watching = Watching(1)
+    async with publishing(tmp_path, log, applications=applications) as publisher, subscriber(publisher, watching):
+        log.append(100)
+        await until(lambda: watching.has_all(100))
+        assert await command(tmp_path, command="remove", application="old") == "bad-request", "it is among the settings"
+        publisher.configure(replace(publisher.settings, applications={"watch": applications["watch"]}))
+        await until(lambda: len(publisher.core.flows()) == 1)
+        await until(lambda: [s.stored for s in publisher.core.flows()] == [Position(0, 100)])
+        await asyncio.sleep(0.2)
+        assert log.gone == 0, "drops nothing without being told"
+        await until(lambda: bool(publisher.owning.foreign))
+        assert await command(tmp_path, command="remove", application="old") == ["old/0"]
+        await until(lambda: log.gone == 100)
+        assert await command(tmp_path, command="remove", application="old") == "unknown-application"
+
+
+async def test_limits_change_while_it_runs(tmp_path: Path, log: NumberLog) -> None:
+    watching = Watching(1)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, watching):
+        answer = await command(tmp_path, command="set", caravan_rate_max=4000, caravan_rate_min=4000)
+        assert answer["caravan_rate_max"] == 4000
+        assert publisher.core.limits.caravan_rate_max == 4000
+        assert [caravan.bytes_per_s_max for caravan in publisher.core.caravans()] == [4000]
+        assert await command(tmp_path, command="set", speed=1) == "invalid-setting"
+        assert await command(tmp_path, command="set", caravans_max="many") == "invalid-setting"
+        assert await command(tmp_path, command="set", caravans_max=0) == "bad-request"
+        await command(tmp_path, command="set", caravan_rate_max=1e9, caravan_rate_min=1e6)
+        log.append(1000)
+        await until(lambda: watching.has_all(1000))
+        with pytest.raises(InvalidSetting):
+            publisher.configure(replace(publisher.settings, name="another"))
+
+
+async def test_the_socket_is_its_owners_alone_and_noise_is_answered(tmp_path: Path, log: NumberLog) -> None:
+    async with publishing(tmp_path, log):
+        assert stat.S_IMODE((tmp_path / "p1.control").stat().st_mode) == 0o600
+        assert await command(tmp_path, command="shutdown") == "bad-request"
+        assert await command(tmp_path, command=["status"]) == "bad-request"
+        assert await command(tmp_path, command="pause") == "bad-request"
+        assert await command(tmp_path, command="pause", application="nobody") == "unknown-application"
+        for noise in (b"", b"[]\n", b"no json\n", b"\xff" * 100_000 + b"\n"):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "p1.control")
+            writer.write(noise)
+            writer.write_eof()
+            assert b'"ok": true' not in await reader.read()
+            writer.close()
+    assert not (tmp_path / "p1.control").exists()
+
+
+async def test_a_publisher_whose_address_is_taken_says_so_and_leaves_nothing_behind(tmp_path: Path, log: NumberLog) -> None:
+    async with publishing(tmp_path, log, listen="127.0.0.1:0", control=None) as publisher:
+        with pytest.raises(AddressInUse):
+            async with publishing(tmp_path, log, listen=publisher.address, control=None):
+                pytest.fail("two listen at one address")
+        watching = Watching(1)
+        log.append(10)
+        async with subscriber(publisher, watching):
+            await until(lambda: watching.has_all(10))

@@ -1,0 +1,88 @@
+"""`capture check` of a MariaDB server: what is wrong is named, with what mends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from roskva.capture.interface import Finding
+from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
+from roskva.errors import InvalidSetting
+from tests.capture.stores.servers_mariadb import MariadbServer
+
+
+def wrong(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.ok]
+
+
+def test_a_server_that_is_set_up_well_is_found_well(store: MariadbStore) -> None:
+    findings = store.check()
+    assert wrong(findings) == []
+    assert {"binlog_format = ROW", "binlog_row_metadata = FULL", "reading the log"} <= {finding.what for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("variable", "bad", "good"),
+    [
+        ("binlog_format", "'MIXED'", "'ROW'"),
+        ("binlog_row_metadata", "'NO_LOG'", "'FULL'"),
+        ("binlog_row_image", "'MINIMAL'", "'FULL'"),
+        ("gtid_strict_mode", "OFF", "ON"),
+        ("sync_binlog", "0", "1"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_with_what_mends_it(
+    server: MariadbServer, store: MariadbStore, variable: str, bad: str, good: str
+) -> None:
+    server.run(f"SET GLOBAL {variable} = {bad}")
+    try:
+        (finding,) = wrong(store.check())
+    finally:
+        server.run(f"SET GLOBAL {variable} = {good}")
+    assert finding.what == f"{variable} = {bad.strip(chr(39))}"
+    assert f"SET GLOBAL {variable} = {good}" in finding.do
+    assert finding.means
+
+
+def test_a_log_that_is_kept_too_short_is_a_finding(server: MariadbServer, store: MariadbStore) -> None:
+    server.run("SET GLOBAL binlog_expire_logs_seconds = 3600")
+    try:
+        (finding,) = wrong(store.check())
+        server.run("SET GLOBAL binlog_expire_logs_seconds = 604800")
+        assert wrong(store.check()) == []
+    finally:
+        server.run("SET GLOBAL binlog_expire_logs_seconds = 0")
+    assert finding.what == "the log is kept for 1 hours"
+
+
+def test_rights_that_are_missing_are_named_one_after_the_other(server: MariadbServer) -> None:
+    server.run("CREATE OR REPLACE USER poor@'%' IDENTIFIED BY 'poor'")
+    store = MariadbStore(server.settings(user="poor", password="poor"))
+    assert {finding.what for finding in wrong(store.check())} == {
+        "the list of the log's files, and one GTID domain",
+        "whether this is a replica",
+    }
+    server.run("GRANT BINLOG MONITOR, SLAVE MONITOR ON *.* TO poor@'%'")
+    (finding,) = wrong(store.check())
+    assert finding.what == "reading the log"
+    assert finding.do == "GRANT REPLICATION SLAVE, BINLOG MONITOR, SLAVE MONITOR, SELECT ON *.* TO 'poor'@'%'"
+    server.run(finding.do)
+    assert wrong(store.check()) == []
+    store.close()
+
+
+def test_a_server_that_does_not_answer_is_the_only_finding(server: MariadbServer) -> None:
+    store = MariadbStore(server.settings(port=1))
+    (finding,) = store.check()
+    assert not finding.ok
+    assert "127.0.0.1:1" in finding.means
+    store.close()
+
+
+@pytest.mark.parametrize("changed", [{"dataset": ""}, {"dataset": "a/b"}, {"domain": -1}, {"heartbeat_s": 0.0}, {"event_bytes_max": 10}])
+def test_settings_that_make_no_sense_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting):
+        MariadbSettings(**{"dataset": "d", **changed})  # type: ignore[arg-type]
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(MariadbSettings(dataset="d", password="secret"))

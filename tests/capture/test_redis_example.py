@@ -1,0 +1,121 @@
+"""examples/redis: a cache in a real Redis follows a log, whatever is repeated, and is emptied when part of the log is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from roskva.capture.positions import BEGINNING, Position
+from roskva.capture.subscriber import Shard
+from roskva.capture.updates import Change, Columns, Operation, Update
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARD = Shard("shop", 0)
+
+
+def _example() -> Any:
+    spec = importlib.util.spec_from_file_location("refill", ROOT / "examples/redis/refill.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+refill = _example()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = shutil.which("redis-server")
+    assert server is not None, "redis-server is missing: scripts/setup.sh installs it"
+    folder = tmp_path_factory.mktemp("redis")
+    path = folder / "socket"
+    command = [server, "--port", "0", "--unixsocket", str(path), "--dir", str(folder), "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    try:
+        yield f"unix://{path}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+async def cache(address: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.from_url(address) as connection:
+        for _ in range(100):
+            try:
+                await connection.ping()
+                break
+            except redis.exceptions.ConnectionError:
+                await asyncio.sleep(0.05)
+        await connection.flushall()
+        yield connection
+
+
+def update(sequence: int, operation: Operation, number: int, title: str = "", old: int | None = None, index: int = 1) -> Update:
+    key: Columns = {"id": number}
+    old_key: Columns | None = None if old is None else {"id": old}
+    columns: Columns = key if operation == Operation.DELETE else {"id": number, "title": title}
+    return Update(0, Change(Position(0, sequence, index), 0, operation, "shop", "documents", key, columns, old_key))
+
+
+async def rows(cache: redis.asyncio.Redis) -> dict[str, str]:
+    found = {}
+    async for key in cache.scan_iter(match="cache:*"):
+        row = await cache.hget(key, "row")
+        if row is not None:
+            found[key.decode()] = json.loads(row)["title"]
+    return found
+
+
+async def test_rows_are_stored_replaced_renamed_and_deleted(cache: redis.asyncio.Redis) -> None:
+    callbacks = refill.Refill(cache)
+    await callbacks.on_updates(SHARD, [update(1, Operation.INSERT, 1, "one"), update(2, Operation.INSERT, 2, "two")])
+    await callbacks.on_updates(SHARD, [update(3, Operation.UPDATE, 1, "uno"), update(4, Operation.DELETE, 2)])
+    assert await rows(cache) == {"cache:documents:1": "uno"}
+    await callbacks.on_updates(SHARD, [update(5, Operation.UPDATE, 7, "uno", old=1)])
+    assert await rows(cache) == {"cache:documents:7": "uno"}
+
+
+async def test_what_comes_again_after_a_restart_takes_nothing_back(cache: redis.asyncio.Redis) -> None:
+    log = [update(1, Operation.INSERT, 1, "one"), update(2, Operation.UPDATE, 1, "uno"), update(3, Operation.DELETE, 1)]
+    log += [update(4, Operation.INSERT, 2, "two"), update(4, Operation.UPDATE, 2, "due", index=2)]
+    callbacks = refill.Refill(cache)
+    await callbacks.on_updates(SHARD, log)
+    for start in range(len(log)):
+        await callbacks.on_updates(SHARD, log[start:start + 1])  # fmt: skip
+        assert await rows(cache) == {"cache:documents:2": "due"}
+    await callbacks.on_updates(SHARD, [update(5, Operation.INSERT, 1, "again")])
+    assert await rows(cache) == {"cache:documents:1": "again", "cache:documents:2": "due"}
+    assert await cache.ttl("cache:documents:1") == -1  # it is there again, and stays
+
+
+async def test_an_emptied_table_and_lost_changes_empty_the_cache_and_nothing_else(cache: redis.asyncio.Redis) -> None:
+    callbacks = refill.Refill(cache)
+    await cache.set("other", "kept")
+    await callbacks.on_updates(SHARD, [update(1, Operation.INSERT, 1, "one")])
+    truncated = Change(Position(0, 2, 1), 0, Operation.TRUNCATE, "shop", "documents", {}, {})
+    await callbacks.on_updates(SHARD, [update(2, Operation.INSERT, 2, "two", index=0), Update(0, truncated)])
+    assert await rows(cache) == {}
+    await callbacks.on_updates(SHARD, [update(3, Operation.INSERT, 3, "three")])
+    await callbacks.on_data_loss(SHARD, BEGINNING, Position(0, 9))
+    assert await rows(cache) == {}
+    assert await cache.get("other") == b"kept"
+
+
+async def test_a_cache_that_others_fill_is_only_invalidated(cache: redis.asyncio.Redis) -> None:
+    await cache.set("cache:documents:1", "filled by a reader")
+    await refill.Refill(cache, invalidate=True).on_updates(
+        SHARD, [update(1, Operation.UPDATE, 1, "one"), update(2, Operation.INSERT, 2, "two")]
+    )
+    assert await cache.keys("cache:*") == []

@@ -1,0 +1,69 @@
+"""Capture's promises hold in every world; every kind of fault fired; every bug of the list is caught."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from roskva.simulation.capture import run
+from roskva.simulation.capture_checkers import PROMISES
+from roskva.simulation.capture_knobs import FAULTS
+from tests.simulation.capture.mutants import MUTANTS, DoesNotFit, Mutant, source_of, world_of
+
+SEEDS = range(1, 251)
+
+
+@pytest.fixture(scope="module")
+def counts() -> Counter[str]:
+    """A failure shows the seed, its knobs and what happened last, as notes of the exception."""
+    found: Counter[str] = Counter()
+    for seed in SEEDS:
+        world = run(seed)
+        found += world.counts
+        found["repeats"] += world.checkers.repeats
+        found["losses"] += world.checkers.losses
+    return found
+
+
+def test_the_promises_hold_in_every_world(counts: Counter[str]) -> None:
+    assert counts["read"] > 10_000
+
+
+def test_every_kind_of_fault_fired(counts: Counter[str]) -> None:
+    for what in (*FAULTS, "log cut", "fenced", "repeats", "losses"):
+        assert counts[what] > 0, what
+
+
+def test_the_same_seed_is_the_same_world() -> None:
+    for seed in (3, 40):
+        first, second = run(seed), run(seed)
+        assert list(first.trace) == list(second.trace)
+        assert first.counts == second.counts
+        assert first.now_s == second.now_s
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_bug_is_caught(mutant: Mutant) -> None:
+    """After a change of the world its seeds stand for other worlds: `python -m tests.simulation.capture.mutants` finds new ones."""
+    with world_of(mutant) as (run_mutant, broken), pytest.raises(broken) as caught:
+        run_mutant(mutant.seed)
+    assert caught.value.promise == mutant.promise  # type: ignore[attr-defined]
+    assert any(f"seed {mutant.seed}" in note for note in caught.value.__notes__)
+
+
+def test_the_worlds_that_catch_bugs_hold_without_them() -> None:
+    with world_of(None) as (run_again, _):
+        for seed in sorted({mutant.seed for mutant in MUTANTS}):
+            assert run_again(seed).counts["read"] > 0
+
+
+def test_every_promise_is_broken_by_a_bug() -> None:
+    """One that no bug breaks proves nothing when it holds."""
+    assert {mutant.promise for mutant in MUTANTS} == set(PROMISES)
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
+
+
+def test_a_bug_that_does_not_fit_the_code_is_refused() -> None:
+    with pytest.raises(DoesNotFit):
+        source_of(Mutant("none", "core", "no such text", "", "kept", 1))
