@@ -1,6 +1,7 @@
 /** Every number by which a client decides, beside those of the core (core/settings.ts). */
 
 export const DRAIN_S = 1; // how long a closing client waits for its last acknowledgements to be sent
+export const READS_S = 0.1; // what came before a wake and was not read yet is no answer: it is read first
 export const ANSWER_S = 10; // after a wake the service has so long to say something
 export const WAKE_S = 2; // several signs of one wake come together
 export const CONNECT_S = 15;

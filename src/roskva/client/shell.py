@@ -581,13 +581,20 @@ class Client:
         if core is None or channel is None:
             return
 
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            if channel is self._channel:
+                self._perform(core.connected(self._now()))  # as if it were new: the client speaks
+                loop.call_later(waking.ANSWER_S, hang_up_unless_answered)
+
         def hang_up_unless_answered() -> None:
             if channel is self._channel and not core.alive(self._now()):
                 channel.hang_up("not answered after a sleep")
 
         self._following.connected()
-        self._perform(core.connected(self._now()))  # as if it were new: the client speaks, and trusts nothing that it heard before
-        asyncio.get_running_loop().call_later(waking.ANSWER_S, hang_up_unless_answered)
+        self._perform(core.disconnected(self._now()))  # it trusts nothing that it heard before
+        loop.call_later(waking.READS_S, ask)
 
     def _write_state(self, data: bytes) -> None:
         file = self._state_file

@@ -11,6 +11,7 @@ from typing import Final
 
 LOOK_EVERY_S: Final = 5.0
 SLEPT_S: Final = 10.0  # longer than a program that is only busy is late
+READS_S: Final = 0.1  # what came before the sleep and was not read yet is no answer: it is read first
 ANSWER_S: Final = 10.0  # a connection over which nothing is answered for so long after a sleep is dead
 SMEAR_S: Final = 2.0  # all clients of a machine wake at one moment, and do not connect at one
 
