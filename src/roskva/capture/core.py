@@ -184,8 +184,8 @@ class Core:
         return self._mark(found, position) if position > found.datamarker else []
 
     def granted(self, flow: FlowName, stream: Stream, more_bytes: int, now_s: float) -> list[Action]:
-        """The subscriber has room for so much more. The last update may go beyond: one larger than any window gets through. Less than 0:
-        what a frame took beyond the sizes of its updates."""
+        """The subscriber has room for so much more, but in all for no more than the window that it was given: the first word of one that
+        was given none is its window. The last update may go beyond: one larger than any window gets through."""
         actions: list[Action] = []
         found = self._convoy.flows.get(flow)
         if found is None:
@@ -193,8 +193,8 @@ class Core:
         if found.stream != stream:
             found.refused += 1
             return actions
-        found.credit_bytes += more_bytes
-        found.window_bytes = max(found.window_bytes, found.credit_bytes)
+        found.window_bytes = found.window_bytes or more_bytes
+        found.credit_bytes = min(found.credit_bytes + more_bytes, found.window_bytes)
         self._convoy.pump(found, actions, now_s)
         if found.caravan is None:
             self._convoy.board_lead_if_it_fits(found)
@@ -317,9 +317,12 @@ class Core:
     # Questions.
 
     def confirmable(self) -> Position | None:
-        """The smallest stored datamarker of all flows, owned and watched: what comes up to it may be dropped. None: there are no flows."""
+        """The smallest stored datamarker of all flows, owned and watched: what comes up to it may be dropped. Where all are real-time ones,
+        nobody needs anything of the past. None: there are no flows."""
+        if not self._convoy.flows and not self._watched:
+            return None
         owned = rearmost(self._convoy.flows.values())
-        return min([*self._watched.values(), *([] if owned is None else [owned])], default=None)
+        return min([*self._watched.values(), *([] if owned is None else [owned])], default=self._convoy.lead.position)
 
     def flows(self) -> list[FlowStatus]:
         return [flow.status(self._convoy.taken(flow)) for flow in self._convoy.flows.values()]

@@ -135,7 +135,16 @@ async def test_limits_change_while_it_runs(tmp_path: Path, log: NumberLog) -> No
         assert [caravan.bytes_per_s_max for caravan in publisher.core.caravans()] == [4000]
         assert await command(tmp_path, command="set", speed=1) == "invalid-setting"
         assert await command(tmp_path, command="set", caravans_max="many") == "invalid-setting"
-        assert await command(tmp_path, command="set", caravans_max=0) == "bad-request"
+        for refused in (
+            {"caravans_max": 0},
+            {"caravans_max": 2.5},
+            {"caravans_max": 65},
+            {"buffer_bytes_max": 0.5},
+            {"policy": "nonsense"},
+        ):
+            before = publisher.settings
+            assert await command(tmp_path, command="set", **refused) == "bad-request"
+            assert publisher.settings == before, "nothing of it is kept"
         await command(tmp_path, command="set", caravan_rate_max=1e9, caravan_rate_min=1e6)
         log.append(1000)
         await until(lambda: watching.has_all(1000))

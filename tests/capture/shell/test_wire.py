@@ -110,6 +110,13 @@ def test_frames_are_cut_wherever_the_network_cuts_them(size: int) -> None:
     assert framing.held_bytes == 0
 
 
+@pytest.mark.parametrize("position", [[0, 1, 2**64 - 1], [0, 2**63, 1], [2**63, 1, 1], [0, 1, -1], [0, -1, 1]])
+def test_a_position_that_nobody_could_store_is_refused(position: list[int]) -> None:
+    with pytest.raises(MalformedMessage):
+        wire.to_publisher(msgspec.msgpack.encode([4, 1, position]))
+    assert wire.to_publisher(msgspec.msgpack.encode([4, 1, [0, 2**63 - 1, 2**31 - 1]])) == wire.Acknowledge(1, Position(0, 2**63 - 1))
+
+
 def test_a_frame_that_is_too_long_is_refused_before_it_is_held() -> None:
     framing = wire.Framing(100)
     with pytest.raises(MessageTooLarge):

@@ -119,7 +119,7 @@ MUTANTS: Final = (
     Mutant(
         "flows that other publishers own are forgotten when the log is cut",
         "core",
-        "        return min([*self._watched.values(), *([] if owned is None else [owned])], default=None)\n",
+        "        return min([*self._watched.values(), *([] if owned is None else [owned])], default=self._convoy.lead.position)\n",
         "        return owned\n",
         "kept",
         1,

@@ -166,11 +166,11 @@ class Publisher:
             raise InvalidSetting("A publisher that runs keeps its name and its addresses.")
         if settings.shards.shards != before.shards.shards:
             raise InvalidSetting("The number of shards cannot change while a publisher runs: order is promised within a shard.")
+        self.perform(self.core.configure(_limits(settings)))  # first: it may refuse
         self.settings = self.placing.settings = self.owning.settings = settings
         self._router.routing = _routing(settings)
         for reading in self._readings.values():
             reading.changes_max = settings.changes_max
-        self.perform(self.core.configure(_limits(settings)))
         self.owning.configured(before, self._loop.time())
         for connection in list(self._admitted):
             known, knew = settings.applications.get(connection.application), before.applications.get(connection.application)
@@ -219,6 +219,12 @@ class Publisher:
         self.placing.joined(connection, self._loop.time())
 
     def heard(self, connection: SubscriberConnection, frame: wire.ToPublisher) -> None:
+        try:
+            self._heard(connection, frame)
+        except Exception as error:
+            self._fail(error)
+
+    def _heard(self, connection: SubscriberConnection, frame: wire.ToPublisher) -> None:
         if isinstance(frame, wire.Credit | wire.Acknowledge):
             found = connection.flows.get(frame.flow)
             if found is None:
@@ -318,9 +324,19 @@ class Publisher:
             self.placing.tick(now_s)
             self.owning.tick()
             self.statistics.tick(now_s, self)
+            self._look_at_connections()
+
+    def _look_at_connections(self) -> None:
+        """Whoever is silent is given up; and whoever has most to take while all together have more to take than there is memory for."""
+        waiting = 0
+        for connection in list(self._admitted):
+            connection.hang_up_if_silent()
+            waiting += connection.waiting_bytes
+        if waiting > self.settings.memory_mib_max * 2**20:
+            max(self._admitted, key=lambda connection: connection.waiting_bytes).abort()
 
     async def _look_for_ever(self) -> None:
-        """At the datastore: how long its log is, and what of it is not needed any more; at connections that are silent."""
+        """At the datastore: how long its log is, and what of it is not needed any more."""
         while True:
             await asyncio.sleep(self.settings.look_s)
             try:
@@ -336,10 +352,6 @@ class Publisher:
             except Exception as error:
                 self.statistics.datastore = RoskvaError(f"Asking the datastore failed: {type(error).__name__} {error}.")
                 log.exception("Asking the datastore failed, which is tried again.")
-            for connection in list(self._admitted):
-                connection.hang_up_if_silent()
-                if connection.waiting_bytes > self.settings.memory_mib_max * 2**20:
-                    connection.abort()  # it takes nothing, and asks for answers all the same
 
     async def _first_look(self) -> tuple[str, Retained]:
         delay_s = RETRY_S
