@@ -1,6 +1,7 @@
 """Which flows this publisher owns, and their datamarkers (Wormhole 3.3.1, 3.3.2).
 
-A round, every `beat_s`: show that we live, look who else does and what is written of every flow, and do what `decide` (ownership.py) says.
+A round, every `beat_s`: show that we live and what of the log we can read, look who else does and what is written of every flow, and do
+what `decide` (ownership.py) says.
 Datamarkers that were acknowledged while the last ones were being written go together in the next write. All that blocks runs in one thread
 of its own. A publisher with peers that cannot reach the datamarkers for longer than its peers wait for it drops its flows: another one has
 them by then.
@@ -20,8 +21,8 @@ from roskva.capture.actions import Action, Store
 from roskva.capture.core import Core
 from roskva.capture.datamarkers import Beat, Claim, Datamarkers, Mark
 from roskva.capture.interface import Datastore
-from roskva.capture.ownership import Duty, FlowName, Liveness, Record, decide, order_of
-from roskva.capture.positions import Position
+from roskva.capture.ownership import Duty, FlowName, Liveness, Reach, Record, decide, fit_for, order_of
+from roskva.capture.positions import Position, position_from_text
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.settings import PublisherSettings, Start
 from roskva.errors import BadRequest, LogCut, RoskvaError
@@ -52,7 +53,9 @@ class Owning:
         datastore: Datastore,
         placing: Placing,
         perform: Callable[[list[Action]], None],
+        reach: Callable[[], Reach | None],
     ) -> None:
+        """`reach`: what of the log can be read here; None: nothing can, since a while."""
         self.settings = settings
         self.held: dict[FlowName, int] = {}  # the epoch
         self.foreign: dict[FlowName, Record] = {}  # what is written, and not ours
@@ -62,6 +65,7 @@ class Owning:
         self._datastore = datastore
         self._placing = placing
         self._perform = perform
+        self._reach = reach
         self._liveness = Liveness(PUBLISHER + settings.name, settings.takeover_s, settings.steady_s)
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "datamarkers")
@@ -153,20 +157,23 @@ class Owning:
 
     async def _look(self) -> None:
         began_s = self._loop.time()
-        seen = await self._blocking(self._see)
+        about = about_of(self._reach())
+        seen = await self._blocking(lambda: self._see(about))
         self._beaten_s = began_s
-        counters = {name: beat.counter for name, beat in seen.members.items() if name.startswith(PUBLISHER)}
-        self._liveness.observe(counters, self._loop.time())
+        publishers = {name: beat for name, beat in seen.members.items() if name.startswith(PUBLISHER)}
+        reaches = {name: reach for name, beat in publishers.items() if (reach := reach_from(beat.about)) is not None}
+        self._liveness.observe({name: beat.counter for name, beat in publishers.items()}, reaches, self._loop.time())
         self._watch(seen.records)
         if self.stopping:
             return
         self._pause({flow: why.decode() for flow in seen.records if (why := seen.notes.get(f"{PAUSED}{flow}")) is not None})
-        claims = self._decide(seen)
+        claims, releases = self._decide(seen, reaches)
+        if releases:
+            await self._blocking(lambda: self._store.release(releases, self.settings.name))
         if claims:
-            won = set(await self._blocking(lambda: self._store.take(claims, self.settings.name)))
-            for claim in claims:
-                if claim.flow in won:
-                    await self._begin(claim, seen.records.get(claim.flow))
+            won = await self._blocking(lambda: self._store.take(claims, self.settings.name))
+            for flow, epoch in won.items():
+                await self._begin(flow, epoch, seen.records.get(flow))
 
     def _pause(self, paused: Mapping[FlowName, str]) -> None:
         """By the notes, which an operator may have left at another publisher."""
@@ -176,8 +183,8 @@ class Owning:
         for flow in paused.keys() - before.keys():
             self._placing.pause(flow, paused[flow])
 
-    def _see(self) -> Seen:
-        self._store.beat(PUBLISHER + self.settings.name, b"")
+    def _see(self, about: bytes) -> Seen:
+        self._store.beat(PUBLISHER + self.settings.name, about)
         return Seen(self._store.members(), self._store.records(), self._store.notes())
 
     def _watch(self, records: Mapping[FlowName, Record]) -> None:
@@ -189,10 +196,12 @@ class Owning:
             if record.datamarker is not None:
                 self._core.watch(flow, record.datamarker)
 
-    def _decide(self, seen: Seen) -> list[Claim]:
+    def _decide(self, seen: Seen, reaches: Mapping[str, Reach]) -> tuple[list[Claim], list[FlowName]]:
+        """What to take, and what to release that is not held. What else there is to do is begun."""
         live = {name.removeprefix(PUBLISHER) for name in self._liveness.live}
+        able = {name.removeprefix(PUBLISHER): reaches[name] for name in self._liveness.able}
         steady = {name.removeprefix(PUBLISHER) for name in self._liveness.steady}
-        claims = []
+        claims, releases = [], []
         for application, settings in self.settings.applications.items():
             note = seen.notes.get(ORDER + application)
             noted = tuple(json.loads(note)) if note else ()
@@ -200,17 +209,19 @@ class Owning:
                 flow = FlowName(application, shard)
                 order = noted or order_of(self.settings.peers, settings.regions.get(shard, ""))
                 record = seen.records.get(flow)
-                duty = decide(self.settings.name, self.held.get(flow, 0), record, order or (self.settings.name,), live, steady)
+                me, held = self.settings.name, self.held.get(flow, 0)
+                duty = decide(me, held, record, order or (me,), live, fit_for(record, able), steady)
                 if duty is Duty.TAKE:
-                    claims.append(Claim(flow, 1 if record is None else record.epoch + 1))
+                    claims.append(Claim(flow, 0 if record is None else record.epoch))
+                elif duty is Duty.RELEASE:
+                    releases.append(flow)
                 elif duty is Duty.STOP:
                     self._lost(flow, self.held[flow])
                 elif duty is Duty.HAND_OVER:
                     self.hand_over(flow)
-        return claims
+        return claims, releases
 
-    async def _begin(self, claim: Claim, record: Record | None) -> None:
-        flow, epoch = claim
+    async def _begin(self, flow: FlowName, epoch: int, record: Record | None) -> None:
         settings = self.settings.applications.get(flow.application)
         if settings is None:
             return
@@ -357,3 +368,17 @@ class Owning:
     def close(self) -> None:
         """After the tasks that use it have ended."""
         self._thread.shutdown(wait=False)
+
+
+def about_of(reach: Reach | None) -> bytes:
+    """What a publisher says of itself beside its counter."""
+    return b"" if reach is None else json.dumps({"oldest": str(reach.oldest), "history": reach.history}).encode()
+
+
+def reach_from(about: bytes) -> Reach | None:
+    """None: it can read nothing, or says what nobody understands."""
+    try:
+        found = json.loads(about)
+        return Reach(position_from_text(found["oldest"]), int(found["history"]))
+    except (ValueError, TypeError, KeyError, BadRequest):
+        return None

@@ -157,6 +157,8 @@ class Reading:
         self.router = router
         self.changes_max = changes_max
         self.problem: RoskvaError | None = None  # why it does not read now
+        self._fails = False  # and did not succeed since
+        self._well_s = time.monotonic()  # when it last did
         self.reopened = 0
         self._position = after
         self._opening = opening
@@ -169,6 +171,11 @@ class Reading:
         self._pause_s = REOPEN_S
         self._free = threading.Semaphore(1)  # held while a batch waits for the loop
         self._thread = threading.Thread(target=self._run, name=f"caravan {caravan}", daemon=True)
+
+    @property
+    def well_s(self) -> float:
+        """When it last read, by time.monotonic, if it fails since then; now, if it does not."""
+        return self._well_s if self._fails else time.monotonic()
 
     def start(self) -> None:
         self._thread.start()
@@ -222,19 +229,21 @@ class Reading:
         except RoskvaError as error:
             if self._closed.is_set():
                 raise _Closed from None
-            self.problem = error
+            self.problem, self._fails = error, True
             log.warning("Caravan %d cannot read on, and tries again in %.1f s: %s", self.caravan, self._pause_s, error)
         except _Closed:
             raise
         except Exception as error:
             if self._closed.is_set():
                 raise _Closed from None
-            self.problem = RoskvaError(f"Reading the log failed: {type(error).__name__} {error}.")
+            self.problem, self._fails = RoskvaError(f"Reading the log failed: {type(error).__name__} {error}."), True
             log.exception("Caravan %d cannot read on, and tries again in %.1f s.", self.caravan, self._pause_s)
 
     def _step(self, reader: Reader) -> None:
         changes, reached, bytes_read = reader.read(self.changes_max, READ_TIMEOUT_S)
-        self._may_read_s = max(self._may_read_s, time.monotonic() - BURST_S) + bytes_read / self._bytes_per_s
+        now_s = time.monotonic()
+        self._fails, self._well_s = False, now_s
+        self._may_read_s = max(self._may_read_s, now_s - BURST_S) + bytes_read / self._bytes_per_s
         if not changes and reached <= self._position:
             return
         routing = self.router.routing
