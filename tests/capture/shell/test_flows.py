@@ -328,7 +328,7 @@ async def test_other_strategies_place_flows(tmp_path: Path, log: NumberLog, bala
 async def test_a_strategy_of_the_users_own_that_answers_nonsense_harms_nobody(tmp_path: Path, log: NumberLog, answer: object) -> None:
     applications = {
         "watch": ApplicationSettings(KEY, start="oldest"),
-        "odd": ApplicationSettings(KEY, balance=lambda *_: answer),  # type: ignore[arg-type,return-value]
+        "odd": ApplicationSettings(KEY, balance=lambda *_: answer),  # type: ignore[arg-type]
     }
     watching, odd = Watching(2), Watching(2)
     log.append(20)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import cast
+from typing import Any, cast
 
 from roskva.capture.flows import Routed
-from roskva.capture.interface import Batch, Datastore
+from roskva.capture.interface import Batch
 from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.publisher.reading import Reading, Router, Routing
 from roskva.capture.rows import Schemas
@@ -51,7 +51,7 @@ class Taking:
 async def test_a_batch_during_which_it_is_told_to_stand_is_charged_by_the_pace_before() -> None:
     """By any less, it would stand for days: a subscriber that was slow for a moment would never hear anything again."""
     store, taking = Slow(), Taking()
-    reading = Reading(1, BEGINNING, cast(Datastore, store), Router(Routing(NumberShards(1), {}), Schemas()), 100, taking)
+    reading = Reading(1, BEGINNING, cast(Any, store), Router(Routing(NumberShards(1), {}), Schemas()), 100, taking)
     reading.start()
     try:
         reading.pace(BATCH_BYTES * 100.0)
