@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -83,6 +84,16 @@ class Owning:
 
     async def _blocking(self, call: Callable[[], Answer]) -> Answer:
         return await self._loop.run_in_executor(self._thread, call)
+
+    async def _slow(self, call: Callable[[], Answer]) -> Answer:
+        """For what may take long, such as looking for a time in the log: our counter moves meanwhile, so that nobody takes our flows."""
+        work = self._loop.run_in_executor(None, call)
+        while not (await asyncio.wait([work], timeout=self.settings.beat_s))[0]:
+            began_s, about = self._loop.time(), about_of(self._reach())
+            with suppress(RoskvaError):  # the next round says so
+                await self._blocking(partial(self._store.beat, PUBLISHER + self.settings.name, about))
+                self._beaten_s = began_s
+        return work.result()
 
     # Datamarkers.
 
@@ -229,7 +240,7 @@ class Owning:
         if datamarker is not None:
             actions = self._core.add(flow, settings.terms, datamarker, epoch, True, self._loop.time())
         else:
-            position = await self._blocking(lambda: self.position(settings.start))
+            position = await self._slow(lambda: self.position(settings.start))
             actions = self._core.add(flow, settings.terms, position, epoch, False, self._loop.time())
         self.held[flow] = epoch
         self.foreign.pop(flow, None)
@@ -298,19 +309,54 @@ class Owning:
 
     # Operators.
 
-    async def rewind(self, flow: FlowName, to: Start) -> Position:
-        """The datamarker is this now. Raises BadRequest if the flow is on its way to another publisher."""
-        async with self._round:
-            if flow not in self.held or flow in self._handing:
-                raise BadRequest(f"The flow {flow} is not this publisher's, or is just being handed over: ask its next owner.")
-            position = await self._blocking(lambda: self.position(to))
-            self._pending.pop(flow, None)
-            epoch = await self._blocking(lambda: self._store.rewind(flow, self.settings.name, position))
-            if epoch and flow in self.held:
-                self.held[flow] = epoch
-                self._perform(self._core.rewind(flow, position, epoch))
-                self._placing.detached_by_core(flow, self._loop.time())
+    async def rewind(self, flows: Sequence[FlowName], to: Start) -> Position:
+        """The datamarker of all of them is this now. Raises BadRequest, and nothing is done, if one is not ours to rewind; and if some were
+        lost meanwhile, which it names: the others are rewound.
+
+        First the processes that have them finish what they have begun: two never work on one shard at a time. Whoever asked may go away
+        meanwhile: it is done all the same.
+        """
+        position = await self._slow(lambda: self.position(to))
+        rewinding = self._loop.create_task(self._rewind(flows, position))
+        rewinding.add_done_callback(_noted)
+        await asyncio.shield(rewinding)
         return position
+
+    async def _rewind(self, flows: Sequence[FlowName], position: Position) -> None:
+        if refused := [flow for flow in flows if flow not in self.held or flow in self._handing]:
+            raise BadRequest(f"The flow {refused[0]} is not this publisher's, or is just being handed over: ask its next owner.")
+        await asyncio.gather(*map(self._taken_back, flows))
+        try:
+            async with self._round:
+                lost = [str(flow) for flow in flows if not await self._rewound(flow, position)]
+        finally:
+            for flow in flows:
+                self._handing.discard(flow)
+                if flow in self.held:
+                    self._placing.owned(flow, self._loop.time())
+        if lost:
+            raise BadRequest(f"{', '.join(lost)} went to another publisher meanwhile: ask that one.")
+
+    async def _taken_back(self, flow: FlowName) -> None:
+        closed = asyncio.Event()
+        self._handing.add(flow)
+        self._placing.take_back(flow, closed.set, self._loop.time())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * self.settings.close_s_max):
+                await closed.wait()
+
+    async def _rewound(self, flow: FlowName, position: Position) -> bool:
+        """Of a flow that no process has. False: it is not ours any more."""
+        if flow not in self.held:
+            return False
+        epoch = await self._blocking(lambda: self._store.rewind(flow, self.settings.name, position))
+        if epoch:
+            self._pending.pop(flow, None)
+            self.held[flow] = epoch
+            self._perform(self._core.rewind(flow, position, epoch))
+        else:
+            self._lost(flow, self.held[flow])
+        return bool(epoch)
 
     async def forget(self, flows: list[FlowName]) -> None:
         async with self._round:
@@ -368,6 +414,12 @@ class Owning:
     def close(self) -> None:
         """After the tasks that use it have ended."""
         self._thread.shutdown(wait=False)
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    """Nobody may be left to hear of it."""
+    if not task.cancelled() and isinstance(task.exception(), RoskvaError):
+        log.warning("A flow could not be rewound: %s", task.exception())
 
 
 def about_of(reach: Reach | None) -> bytes:

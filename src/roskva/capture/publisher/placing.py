@@ -60,13 +60,10 @@ class Placing:
     def owned(self, flow: FlowName, now_s: float) -> None:
         """The core has it, unattached."""
         self._owned.setdefault(flow.application, set()).add(flow.shard)
-        self._forget(flow)
-        if flow in self.paused:
-            self._perform(self._core.pause(flow, self.paused[flow]))
-        self.due(now_s)
+        self.detached_by_core(flow, now_s)
 
     def detached_by_core(self, flow: FlowName, now_s: float) -> None:
-        """The core ended its stream, and keeps the flow (rewind, other terms)."""
+        """The core ended its stream, and keeps the flow (other terms)."""
         self._forget(flow)
         self._perform(self._core.pause(flow, self.paused[flow]) if flow in self.paused else self._core.resume(flow))
         self.due(now_s)
