@@ -44,7 +44,8 @@ def measure(options: Options) -> Result:
     at_end: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     with postgres(max_replication_slots="40") as server:
-        cpu, window_s = {}, 0.0
+        cpu: dict[str, float] = {}
+        window_s = 0.0
         for count in counts:
             step, cpu, window_s = _at_the_end(server, count, rate, seconds)
             at_end.append(step)

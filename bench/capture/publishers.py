@@ -26,6 +26,7 @@ from roskva.cli.capture_control import ask
 from roskva.errors import RoskvaError
 
 START_S: Final = 30.0
+ANSWER_S: Final = 35.0
 STOP_S: Final = 25.0
 # Of log per second, for a flow that lags. The default spares the database: 8 MiB/s, or twice what the lead reads. Where a backlog is
 # measured, that pace would be what is measured.
@@ -46,7 +47,7 @@ class Capture:
     output: Path
 
     def ask(self, command: str, **given: object) -> Any:
-        return ask(self.data / CONTROL, command, **given)
+        return ask(self.data / CONTROL, command, ANSWER_S, **given)
 
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.ask("status")
