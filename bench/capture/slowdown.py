@@ -11,7 +11,7 @@ import contextlib
 import re
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from bench.capture.counting import Counting, counting
@@ -51,14 +51,14 @@ class Turn(NamedTuple):
     latency_ms: float
 
 
-def measure(options: Options) -> Result:
+def measure(options: Options, turns_on: Sequence[bool] = TURNS, paced_on: Sequence[bool] = PACED_TURNS) -> Result:
     seconds, connections = max(1, round(options.seconds or SECONDS)), options.clients or CONNECTIONS
     scale = SCALE if options.seconds is None else 1
     with postgres() as server:
         _pgbench(server, "-i", "-q", "-s", str(scale))
-        turns = [_turn(server, on, seconds, connections, None) for on in TURNS]
+        turns = [_turn(server, on, seconds, connections, None) for on in turns_on]
         rate = options.rate or statistics.median(turn["transactions_per_s"] for turn in turns if turn["capture"] == OFF) / 2
-        paced = [_turn(server, on, seconds, connections, rate) for on in PACED_TURNS]
+        paced = [_turn(server, on, seconds, connections, rate) for on in paced_on]
     return result_of(turns, paced, seconds, connections, scale)
 
 
