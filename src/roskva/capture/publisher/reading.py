@@ -120,7 +120,7 @@ class Reading:
         self._loop = asyncio.get_running_loop()
         self._closed = threading.Event()
         self._moving = threading.Event()
-        self._bytes_per_s = 0.0
+        self._bytes_per_s = 0.0  # while it moves, and when it last did: above 0 as soon as anything is read
         self._may_read_s = 0.0
         self._pause_s = REOPEN_S
         self._free = threading.Semaphore(1)  # held while a batch waits for the loop
@@ -130,11 +130,11 @@ class Reading:
         self._thread.start()
 
     def pace(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
         if bytes_per_s > 0:
+            self._bytes_per_s = bytes_per_s
             self._moving.set()
         else:
-            self._moving.clear()
+            self._moving.clear()  # what is being read now is still paid for at the pace of before
 
     def close(self) -> None:
         """Returns at once; the thread ends within READ_TIMEOUT_S, or when the datastore answers."""
@@ -189,7 +189,7 @@ class Reading:
 
     def _step(self, reader: Reader) -> None:
         changes, reached, bytes_read = reader.read(self.changes_max, READ_TIMEOUT_S)
-        self._may_read_s = max(self._may_read_s, time.monotonic() - BURST_S) + bytes_read / (self._bytes_per_s or 1.0)
+        self._may_read_s = max(self._may_read_s, time.monotonic() - BURST_S) + bytes_read / self._bytes_per_s
         if not changes and reached <= self._position:
             return
         routing = self.router.routing
