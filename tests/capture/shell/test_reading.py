@@ -9,7 +9,7 @@ from collections.abc import Callable
 from roskva.capture.flows import Routed
 from roskva.capture.interface import Batch, Finding, Reader, Retained
 from roskva.capture.positions import BEGINNING, Position
-from roskva.capture.publisher.reading import Reading, Router, Routing
+from roskva.capture.publisher.reading import Opening, Reading, Router, Routing
 from roskva.capture.publisher.settings import OneShard
 from roskva.capture.rows import Schemas
 
@@ -75,7 +75,7 @@ async def test_a_reader_that_is_stopped_in_the_middle_of_a_read_goes_on_at_the_p
 
     taking = _Taking()
     log = _Log(stop)
-    reading = Reading(1, BEGINNING, log, Router(Routing(OneShard(), {}), Schemas()), 1_000, taking)
+    reading = Reading(1, BEGINNING, Opening(log), Router(Routing(OneShard(), {}), Schemas()), 1_000, taking)
     reading.start()
     try:
         reading.pace(100.0 * READ_BYTES)
@@ -94,7 +94,7 @@ async def test_a_reader_that_is_stopped_in_the_middle_of_a_read_goes_on_at_the_p
 
 async def test_a_reader_reads_no_faster_than_it_is_told() -> None:
     log = _Log(lambda reads: None)
-    reading = Reading(1, BEGINNING, log, Router(Routing(OneShard(), {}), Schemas()), 1_000, _Taking())
+    reading = Reading(1, BEGINNING, Opening(log), Router(Routing(OneShard(), {}), Schemas()), 1_000, _Taking())
     reading.start()
     try:
         reading.pace(10.0 * READ_BYTES)
