@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bench import document
 from bench.plots import draw
-from bench.report import RESULTS, Result
+from bench.report import RESULTS, Result, module_of
 from bench.service import BenchFailed, say
 from bench.world import Options
 
@@ -23,6 +23,12 @@ NAMES: Final = (
     *("latency", "throughput", "burst", "publish", "missed", "idle", "failover", "reconnect", "channels", "contacts", "security"),
     *("sweeping", "objects", "loss", "figure6", "figure7", "figure8", "figure9", "figure11", "recovery", "batching"),
 )
+# Those of bench/capture. They need database servers, and are not among `all`.
+CAPTURE: Final = (
+    *("capture-datastores", "capture-flows", "capture-burst", "capture-subscriber", "capture-latency", "capture-slowdown"),
+    *("capture-caravans", "capture-lag", "capture-datamarkers", "capture-failover", "capture-balance"),
+)
+GROUPS: Final = {"all": NAMES, "capture": CAPTURE}
 
 # What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
 SHORTER: Final[dict[str, dict[str, Any]]] = {
@@ -44,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         changed["gateways"] = str(arguments.gateways)
     options = Options(arguments.seconds, arguments.clients, arguments.rate, changed)
     status = 0
-    names = NAMES if "all" in arguments.names else tuple(dict.fromkeys(arguments.names))
-    for name in names:
+    for name in chosen(arguments.names):
         try:
             shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
             asked = replace(options, **shorter)
@@ -65,10 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def chosen(names: Sequence[str]) -> tuple[str, ...]:
+    """Each once, in the order in which they were asked for."""
+    return tuple(dict.fromkeys(name for given in names for name in GROUPS.get(given, (given,))))
+
+
 def measure(name: str, options: Options) -> Result:
     began_s = time.monotonic()
     print(f"{name}:", file=sys.stderr, flush=True)
-    result: Result = importlib.import_module(f"bench.{name}").measure(options)
+    result: Result = importlib.import_module(module_of(name)).measure(options)
     say(f"done in {time.monotonic() - began_s:.0f} s")
     return result
 
@@ -86,12 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
         " measured, so choose --results elsewhere for them.",
     )
-    names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run"
-    parser.add_argument("names", choices=(*NAMES, "all"), metavar="NAME", nargs="+", help=names)
+    names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run; {', '.join(CAPTURE)}, or capture for these"
+    parser.add_argument("names", choices=(*NAMES, *CAPTURE, *GROUPS), metavar="NAME", nargs="+", help=names)
     parser.add_argument("--full", action="store_true", help="all: every one in full size, which takes more than an hour")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
-    parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step")
-    parser.add_argument("--clients", type=int, metavar="N", help="connected clients")
+    parser.add_argument("--seconds", type=float, metavar="N", help="length of the measured window, or of each step; capture: of each part")
+    parser.add_argument("--clients", type=int, metavar="N", help="connected clients; capture: rows, applications or writers")
     parser.add_argument("--rate", type=float, metavar="N", help="latency, channels: publishes/s; contacts: changes/s; throughput: one step")
     parser.add_argument("--gateways", type=int, metavar="N", help="gateways on the one port (default: as `roskva up` chooses)")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the service; may be repeated")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench.report import RESULTS
+from bench.report import RESULTS, module_of
 
 _BLUE: Final = "#2a6f97"
 _RED: Final = "#b23a48"
 _GREY: Final = "#8d99ae"
+BLUE, RED, GREY = _BLUE, _RED, _GREY  # for bench/capture, whose measurements draw themselves
 
 
 def draw(document: dict[str, Any], folder: Path = RESULTS) -> Path:
@@ -24,11 +26,19 @@ def draw(document: dict[str, Any], folder: Path = RESULTS) -> Path:
 
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     axes = figure.subplots()
-    _DRAWINGS[document["name"]](axes, document)
+    _drawing(document["name"])(axes, document)
     axes.spines[["top", "right"]].set_visible(False)
     path = folder / f"{document['name']}.svg"
     figure.savefig(path, metadata={"Date": None})
     return path
+
+
+def _drawing(name: str) -> Callable[[Any, dict[str, Any]], None]:
+    """Those of bench/capture are in the measurement's own module."""
+    if name in _DRAWINGS:
+        return _DRAWINGS[name]
+    drawing: Callable[[Any, dict[str, Any]], None] = importlib.import_module(module_of(name)).draw
+    return drawing
 
 
 def _latency(axes: Any, document: dict[str, Any]) -> None:

@@ -85,6 +85,11 @@ class Result:
         return "\n".join(lines)
 
 
+def module_of(name: str) -> str:
+    """Where a measurement is written: `capture-lag` is bench/capture/lag.py."""
+    return f"bench.{name.replace('-', '.', 1)}"
+
+
 def rows_of(figures: dict[str, Any], indent: str = "  ") -> list[str]:
     """Figures as lines; a list of records becomes a table."""
     lines: list[str] = []

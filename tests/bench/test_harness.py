@@ -17,12 +17,12 @@ import pytest
 from picows import WSFrame, WSMsgType, WSTransport
 
 from bench import accounting, latency
-from bench.__main__ import NAMES, _parser
+from bench.__main__ import CAPTURE, NAMES, _parser, chosen
 from bench.burst import burst_figures
 from bench.clients import Heard, LeanClient
 from bench.load import Publishers
 from bench.plots import draw
-from bench.report import Aim, Result, percentiles
+from bench.report import Aim, Result, module_of, percentiles
 from bench.service import BenchFailed
 from bench.throughput import learning_times_ms
 from bench.world import World
@@ -186,9 +186,16 @@ def test_the_time_of_a_collapsed_update_counts_until_what_overtook_it_arrived() 
     assert learning_times_ms(heard, published_s, objects=2, first=4) == [5_000.0]  # 3 was published before this step
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *CAPTURE])
 def test_the_command_line_knows_every_measurement(name: str) -> None:
     assert _parser().parse_args([name, "--json", "--seconds", "1"]).names == [name]
+
+
+def test_all_is_without_those_of_capture_which_have_a_word_of_their_own() -> None:
+    assert chosen(["all"]) == NAMES
+    assert chosen(["capture-lag", "capture", "latency"]) == ("capture-lag", *(name for name in CAPTURE if name != "capture-lag"), "latency")
+    assert not set(NAMES) & set(CAPTURE)
+    assert (module_of("figure8"), module_of("capture-lag")) == ("bench.figure8", "bench.capture.lag")
 
 
 def test_a_result_is_written_with_its_conditions_and_drawn(tmp_path: Path) -> None:

@@ -1,46 +1,62 @@
-"""The thread of a caravan: at the pace that it is told, also when it is told to stand while it reads."""
+"""A caravan's reader: how it keeps to the pace that it is told."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, cast
+from collections.abc import Callable
 
 from roskva.capture.flows import Routed
-from roskva.capture.interface import Batch
+from roskva.capture.interface import Batch, Finding, Reader, Retained
 from roskva.capture.positions import BEGINNING, Position
-from roskva.capture.publisher.reading import Reading, Router, Routing
+from roskva.capture.publisher.reading import Opening, Reading, Router, Routing
+from roskva.capture.publisher.settings import OneShard
 from roskva.capture.rows import Schemas
-from tests.capture.shell.numberlog import NumberShards
-from tests.capture.shell.watching import until
 
-BATCH_BYTES = 1 << 16
+READ_BYTES = 100_000
 
 
-class Slow:
-    """A datastore with one reader, whose reads return when the test says so."""
+class _Log:
+    """A datastore, and its one reader: each read brings READ_BYTES and no change, and calls `during` in between."""
 
-    def __init__(self) -> None:
+    identity = "log"
+
+    def __init__(self, during: Callable[[int], None]) -> None:
         self.reads = 0
-        self.may_return = threading.Semaphore(0)
-
-    def read_after(self, position: Position) -> Slow:
-        return self
+        self._during = during
 
     def read(self, changes_max: int, timeout_s: float) -> Batch:
         self.reads += 1
-        self.may_return.acquire(timeout=10.0)
-        return Batch([], Position(0, self.reads), BATCH_BYTES)
+        self._during(self.reads)
+        return Batch([], Position(0, self.reads), READ_BYTES)
+
+    def read_after(self, position: Position) -> Reader:
+        return self
+
+    def retained(self) -> Retained:
+        return Retained(BEGINNING, BEGINNING)
+
+    def at_time(self, time_s: float) -> Position:
+        return BEGINNING
+
+    def confirm(self, position: Position) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def check(self) -> list[Finding]:
+        return []
 
     def close(self) -> None: ...
 
 
-class Taking:
+class _Taking:
     def __init__(self) -> None:
         self.reached = BEGINNING
+        self.more = asyncio.Event()
 
     def taken(self, caravan: int, after: Position, routed: list[Routed], reached: Position, bytes_read: int) -> None:
         self.reached = reached
+        self.more.set()
 
     def cut(self, caravan: int, oldest: Position) -> None: ...
 
@@ -48,23 +64,42 @@ class Taking:
         return self.reached
 
 
-async def test_a_batch_during_which_it_is_told_to_stand_is_charged_by_the_pace_before() -> None:
-    """By any less, it would stand for days: a subscriber that was slow for a moment would never hear anything again."""
-    store, taking = Slow(), Taking()
-    reading = Reading(1, BEGINNING, cast(Any, store), Router(Routing(NumberShards(1), {}), Schemas()), 100, taking)
+async def test_a_reader_that_is_stopped_in_the_middle_of_a_read_goes_on_at_the_pace_it_is_told_next() -> None:
+    """What it read when it was told to stand is paid for at the pace of before, and not for ever."""
+    standing = threading.Event()
+
+    def stop(reads: int) -> None:
+        if reads == 2:
+            reading.pace(0.0)
+            standing.set()
+
+    taking = _Taking()
+    log = _Log(stop)
+    reading = Reading(1, BEGINNING, Opening(log), Router(Routing(OneShard(), {}), Schemas()), 1_000, taking)
     reading.start()
     try:
-        reading.pace(BATCH_BYTES * 100.0)
-        await until(lambda: store.reads == 1)
-        reading.pace(0.0)
-        store.may_return.release()
-        await until(lambda: taking.reached.sequence == 1)
+        reading.pace(100.0 * READ_BYTES)
+        assert await asyncio.to_thread(standing.wait, 5.0)
         await asyncio.sleep(0.1)
-        assert store.reads == 1, "it stands"
-        reading.pace(BATCH_BYTES * 100.0)
-        store.may_return.release()
-        await until(lambda: taking.reached.sequence == 2, 5.0)
+        assert log.reads == 2, "it stands"
+        reading.pace(100.0 * READ_BYTES)
+        async with asyncio.timeout(5.0):
+            while taking.reached < Position(0, 4):
+                taking.more.clear()
+                await taking.more.wait()
     finally:
         reading.close()
-        store.may_return.release(10)
+        assert await asyncio.to_thread(reading.join, 5.0)
+
+
+async def test_a_reader_reads_no_faster_than_it_is_told() -> None:
+    log = _Log(lambda reads: None)
+    reading = Reading(1, BEGINNING, Opening(log), Router(Routing(OneShard(), {}), Schemas()), 1_000, _Taking())
+    reading.start()
+    try:
+        reading.pace(10.0 * READ_BYTES)
+        await asyncio.sleep(0.5)
+        assert 1 <= log.reads <= 9  # 5 by the pace, one that is under way, and what it may read at once after it stood
+    finally:
+        reading.close()
         assert await asyncio.to_thread(reading.join, 5.0)

@@ -22,14 +22,13 @@ class Statistics:
     """Counters, and rates over the last period."""
 
     def __init__(self) -> None:
+        self.bytes_read = 0  # of log, by all caravans that there were
         self.updates_sent = 0
         self.bytes_sent = 0
         self.datastore: RoskvaError | None = None  # why it does not answer
         self.rates: dict[str, float] = {"read_bytes_per_s": 0.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0}
         self._committed_us: dict[FlowName, int] = {}
         self._before: tuple[float, int, int, int] | None = None
-        self._caravans: dict[int, int] = {}
-        self._read_bytes = 0
 
     def sent(self, flow: FlowName, updates: Sequence[Routed]) -> None:
         self.updates_sent += len(updates)
@@ -44,10 +43,7 @@ class Statistics:
     def tick(self, now_s: float, publisher: Publisher) -> None:
         if self._before is not None and now_s - self._before[0] < PERIOD_S:
             return
-        caravans = {caravan.caravan: caravan.bytes_read for caravan in publisher.core.caravans()}
-        self._read_bytes += sum(read - self._caravans.get(number, 0) for number, read in caravans.items())
-        self._caravans = caravans
-        now = (now_s, self._read_bytes, self.bytes_sent, self.updates_sent)
+        now = (now_s, self.bytes_read, self.bytes_sent, self.updates_sent)
         if self._before is not None:
             names = ("read_bytes_per_s", "sent_bytes_per_s", "sent_updates_per_s")
             seconds = now_s - self._before[0]
@@ -91,6 +87,7 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
              "bytes_sent": c.bytes_sent, "waiting_bytes": c.waiting_bytes}
             for c in publisher.placing.connections.values()
         ],
+        "bytes_read": publisher.statistics.bytes_read,
         "updates_sent": publisher.statistics.updates_sent,
         "bytes_sent": publisher.statistics.bytes_sent,
         "rates": publisher.statistics.rates,
