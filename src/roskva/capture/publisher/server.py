@@ -191,6 +191,7 @@ class Publisher:
     # What readers bring (reading.Taking).
 
     def taken(self, caravan: int, after: Position, routed: list[Routed], reached: Position, bytes_read: int) -> None:
+        self.statistics.bytes_read += bytes_read
         try:
             self.perform(self.core.read(caravan, after, routed, reached, bytes_read, self._loop.time(), time.time_ns() // 1000))
         except Exception as error:

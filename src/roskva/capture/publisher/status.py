@@ -24,12 +24,11 @@ class Statistics:
     def __init__(self) -> None:
         self.updates_sent = 0
         self.bytes_sent = 0
+        self.bytes_read = 0  # by all caravans, also those that are closed
         self.datastore: RoskvaError | None = None  # why it does not answer
         self.rates: dict[str, float] = {"read_bytes_per_s": 0.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0}
         self._committed_us: dict[FlowName, int] = {}
         self._before: tuple[float, int, int, int] | None = None
-        self._caravans: dict[int, int] = {}
-        self._read_bytes = 0
 
     def sent(self, flow: FlowName, updates: Sequence[Routed]) -> None:
         self.updates_sent += len(updates)
@@ -44,10 +43,7 @@ class Statistics:
     def tick(self, now_s: float, publisher: Publisher) -> None:
         if self._before is not None and now_s - self._before[0] < PERIOD_S:
             return
-        caravans = {caravan.caravan: caravan.bytes_read for caravan in publisher.core.caravans()}
-        self._read_bytes += sum(read - self._caravans.get(number, 0) for number, read in caravans.items())
-        self._caravans = caravans
-        now = (now_s, self._read_bytes, self.bytes_sent, self.updates_sent)
+        now = (now_s, self.bytes_read, self.bytes_sent, self.updates_sent)
         if self._before is not None:
             names = ("read_bytes_per_s", "sent_bytes_per_s", "sent_updates_per_s")
             seconds = now_s - self._before[0]
@@ -93,6 +89,7 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
         ],
         "updates_sent": publisher.statistics.updates_sent,
         "bytes_sent": publisher.statistics.bytes_sent,
+        "bytes_read": publisher.statistics.bytes_read,
         "rates": publisher.statistics.rates,
         "fenced": publisher.core.times_fenced,
         "moves": publisher.placing.moves,
