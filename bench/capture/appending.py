@@ -1,8 +1,8 @@
 """Rows for a log in files: one that is there before anybody reads, and one that grows at a steady rate.
 
 Row number n has the key {"id": n}: whoever receives the rows sees at once whether one is missing, and which came before. A row takes about
-500 bytes of log, the paper's "average size of updates" (Wormhole 4.3). Copies of a log are written with the same bytes, one after the other:
-they stand for replicas, in which a position is the same.
+500 bytes of log, the paper's "average size of updates" (Wormhole 4.3). Copies of a log are written with the same bytes, one after the
+other: they stand for replicas, in which a position is the same.
 """
 
 from __future__ import annotations

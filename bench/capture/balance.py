@@ -31,7 +31,7 @@ SEED: Final = 20  # of who is killed
 SPREAD_AIM: Final = 1.05  # coordinated: the most that a process has, to the mean; the paper's have 122 to 126 of 124
 
 APPROXIMATIONS: Final = [
-    "one publisher and 16 processes on one machine; the paper has many of both. Its flows are normalised to 124 for each subscriber, ours to 1",
+    "one publisher and 16 processes on one machine; the paper has many of both. Its flows are normalised to 124 a subscriber, ours to 1",
     "processes say themselves how loaded they are, and none is: the dice see the numbers of flows alone, and nobody hands any over",
     "the publisher is its own coordinator; the paper's subscribers ask ZooKeeper, and are balanced once a minute",
 ]
@@ -157,8 +157,7 @@ class _Balance:
         return Result(
             name="capture-balance",
             settings={
-                "load": f"{self._shards:,} shards, {len(self._processes)} processes, of which {len(self._processes) // COME_AND_GO or 1} are"
-                f" killed and come back {ROUNDS} times",
+                "load": f"{self._shards:,} shards, {len(self._processes)} processes, of which some are killed and come back {ROUNDS} times",
                 "rows": f"{self._writer.rows_per_s:,.0f}/s of {ROW_BYTES} bytes",
                 "processes": "a publisher over files of JSON lines, and the applications' processes, over TCP",
                 "seed": SEED,

@@ -1,7 +1,7 @@
-"""capture-caravans: what it costs to read for ten applications that are scattered over the log, and how long they wait (Wormhole, Figure 7).
+"""capture-caravans: how much is read for ten applications that are scattered over the log, and how long they wait (Wormhole, Figure 7).
 
-The first application wants the whole log, the second all but the first tenth, and so on. With many caravans each begins at once and the log is
-read many times; with one caravan it is read once, and who is ahead waits for who is behind. Read amplification is what all caravans have
+The first application wants the whole log, the second all but the first tenth, and so on. With many caravans each begins at once and the log
+is read many times; with one caravan it is read once, and who is ahead waits for who is behind. Read amplification is what all caravans have
 read, divided by the length of the log. The latency of an application is the mean, over all its rows, of the time from commit to receipt.
 The commits of the log say that they were made at the rate at which a caravan reads, and that the last of them was made when the first
 flow began: so a caravan of one's own from the very beginning of the log gives every row the same latency, the time to read it all.
@@ -29,12 +29,16 @@ SECONDS: Final = 5.0  # that one caravan takes for the whole log
 LATENCY_AIM: Final = 0.6  # the paper: "reduce the average latency of updates by up to 40%"
 
 APPROXIMATIONS: Final = [
-    "a log of 10 MiB instead of 20 GBytes, and caravans that may read 2 MiB/s each, so that the pace and not this machine's two cores is"
-    " what they wait for, with ten of them, too",
+    (
+        "a log of 10 MiB instead of 20 GBytes, and caravans that may read 2 MiB/s each, so that the pace is what they"
+        " wait for, and not this machine's two cores, with ten of them, too"
+    ),
     "the log is written once, beforehand; its commit times count as if its last row had been committed when the first flow began",
     "applications are let go one after the other, the one furthest back first, within some tenths of a second",
-    "`amplification_of_the_files` is the kernel's count of what the publisher has read from files: with what a reader had fetched ahead"
-    " when its caravan was closed, and the datamarkers",
+    (
+        "`amplification_of_the_files` is the kernel's count of what the publisher has read from files: with what a reader had fetched ahead"
+        " when its caravan was closed, and the datamarkers"
+    ),
 ]
 
 
@@ -54,17 +58,13 @@ def measure(options: Options) -> Result:
             stage.subscriber(name, [name], [publisher.address]).start()
         records = stage.recorded()
         before = stage.cpu()
-        iterations = [
-            _iteration(stage, publisher, records, filled, policy, at_most) for policy in POLICIES for at_most in CARAVANS
-        ]
+        iterations = [_iteration(stage, publisher, records, filled, policy, at_most) for policy in POLICIES for at_most in CARAVANS]
         used = before.until(stage.cpu())
         window_s = time.monotonic() - before.at_s
     return _result(iterations, filled, applications, used, window_s)
 
 
-def _iteration(
-    stage: Scene, publisher: Publisher, records: Records, filled: Filled, policy: str, at_most: int
-) -> dict[str, Any]:
+def _iteration(stage: Scene, publisher: Publisher, records: Records, filled: Filled, policy: str, at_most: int) -> dict[str, Any]:
     """All applications are set back to where they begin, and go on together."""
     begins = {f"a{number}": mark for number, mark in enumerate(filled.marks)}
     for name in begins:
@@ -110,14 +110,12 @@ def _latencies(rows: list[Rows], shift_s: float) -> dict[str, float]:
     waited: dict[str, float] = {}
     counts: dict[str, int] = {}
     for one in rows:
-        waited[one.application] = waited.get(one.application, 0.0) + (one.age_s - shift_s) * one.count
-        counts[one.application] = counts.get(one.application, 0) + one.count
+        waited[one.application] = waited.get(one.application, 0.0) + (one.age_s - shift_s) * one.size
+        counts[one.application] = counts.get(one.application, 0) + one.size
     return {name: waited[name] / counts[name] for name in sorted(waited)}
 
 
-def _result(
-    iterations: list[dict[str, Any]], filled: Filled, applications: int, used: Mapping[str, float], window_s: float
-) -> Result:
+def _result(iterations: list[dict[str, Any]], filled: Filled, applications: int, used: Mapping[str, float], window_s: float) -> Result:
     by_policy = {policy: [one for one in iterations if one["policy"] == policy] for policy in POLICIES}
     for found in by_policy.values():
         alone_s = found[-1]["mean_latency_s"]
@@ -132,7 +130,7 @@ def _result(
             "rows": filled.rows,
             "processes": "a publisher over files of JSON lines, and one process for each application, over TCP",
         },
-        warm_up="none: one publisher for all iterations, over a log that is in memory already; flows are paused, set back (`rewind`), and go on",
+        warm_up="none: one publisher for all iterations, over a log that is in memory already; flows are paused, set back, and go on",
         figures={"iterations": iterations},
         aims=[
             Aim(

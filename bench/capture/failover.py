@@ -1,8 +1,9 @@
 """capture-failover: the publisher of the primary is killed with -9, and comes back later (Wormhole, Figure 10).
 
-Two copies of one log, written with the same bytes, have a publisher each; they share the place of the datamarkers. The application `multiple`
-may get its rows from either, the primary first; the application `single` is known to the primary alone. After the kill the secondary takes the
-flows of the first over, and the other waits. When the primary is back the flows of the first go home, and the other is sent what waited.
+Two copies of one log, written with the same bytes, have a publisher each; they share the place of the datamarkers. The application
+`multiple` may get its rows from either, the primary first; the application `single` is known to the primary alone. After the kill the
+secondary takes the flows of the first over, and the other waits. When the primary is back the flows of the first go home, and the other is
+sent what waited.
 Taken over is a flow when its first row comes after the kill, whichever row that is; the time is that of the last of all flows.
 """
 
@@ -35,8 +36,10 @@ _PATIENCE_S: Final = 60.0
 
 APPROXIMATIONS: Final = [
     "the copies of the log are two directories of one disk, and the datamarkers are in a file of SQLite that both publishers share",
-    f"a round takes less than a minute; the paper's primary was away for 15. Three kills, not one; a publisher is dead for the others when its"
-    f" counter has stood still for {TAKEOVER_S:g} s, and gets its flows back when it has lived for {STEADY_S:g} s",
+    (
+        "a round takes less than a minute; the paper's primary was away for 15. Three kills, not one; a publisher is dead for the others"
+        f" when its counter has stood still for {TAKEOVER_S:g} s, and gets its flows back when it has lived for {STEADY_S:g} s"
+    ),
     "who sent a row is told by the publishers' own counts, sampled twice a second; what arrived is told by the subscribers",
     "subscribers try to connect again after 0.2 s at the latest",
 ]
@@ -243,7 +246,7 @@ class _Failover:
         for rows in self._records.rows:
             at = int((rows.at_s - began_s) / SAMPLE_S)
             if rows.application == application and 0 <= at < len(counts):
-                counts[at] += rows.count
+                counts[at] += rows.size
         return counts
 
     def _sent(self, began_s: float) -> dict[str, list[float]]:

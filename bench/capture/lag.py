@@ -21,6 +21,7 @@ from bench.capture.scene import ACKNOWLEDGED, Publisher, Scene, Subscriber, scen
 from bench.report import Aim, Result, percentiles
 from bench.service import say
 from bench.world import Options
+from roskva.capture.positions import position_from_text
 
 APPLICATIONS: Final = 10
 ROWS_PER_S: Final = 2_000.0
@@ -37,7 +38,10 @@ APPROXIMATIONS: Final = [
     f"minutes instead of 48 hours, and one publisher instead of many; a sample is of {SAMPLE_S:g} s instead of a minute",
     "subscribers fall behind because their processes are stopped, and find all that waited in their sockets when they go on",
     "a caravan may read twice what the log grows by, which is lower than the default: else it would have caught up within a few samples",
-    "bytes read are the kernel's count of what the publisher reads from files; the datamarkers are in it",
+    (
+        "bytes read are the kernel's count of what the publisher reads from files; a look at the log's end each second and the"
+        " datamarkers are in it"
+    ),
     "rows that came together count with the mean of their ages; publisher, subscribers and writer share two cores",
 ]
 
@@ -71,14 +75,20 @@ class _Lag:
 
     def measure(self) -> Result:
         self._publisher.start()
-        for subscriber in self._subscribers:
-            subscriber.start()
-        self._stage.until(self._all_ride, "all applications ride at the log's end")
+        self._subscribers[0].start()
         self._writer.start()
         try:
+            say("one application alone")
+            self._wait(WARM_UP_S)
+            alone_s = self._sample()
+            self._wait(self._part_s / 2)
+            alone = (alone_s, self._sample())
+            for subscriber in self._subscribers[1:]:
+                subscriber.start()
+            self._until_caught_up()
             self._wait(WARM_UP_S)
             cpu = self._stage.cpu()
-            began_s = time.time()
+            began_s = self._sample()
             say(f"steady for {self._part_s:g} s")
             self._wait(self._part_s)
             tenth = self._subscribers[-1]
@@ -101,15 +111,21 @@ class _Lag:
         self._writer.check()
         self._stage.until(self._all_there, "every row has arrived")
         checked(self._tallies, self._records.losses)
-        windows = {"before": (began_s, stopped_s), "while_the_last_stands": (stopped_s, on_s), "while_it_catches_up": (on_s, caught_up_s)}
+        windows = {
+            "alone": alone,
+            "before": (began_s, stopped_s),
+            "while_the_last_stands": (stopped_s, on_s),
+            "while_it_catches_up": (on_s, caught_up_s),
+        }
         return self._result(windows, again_s, together_s, used, ended_s - began_s)
 
     def _event(self, what: str, *acts: Callable[[], None]) -> float:
         say(what)
+        at_s = self._sample()
         for act in acts:
             act()
-        self._events.append({"at_s": time.time(), "what": what})
-        return time.time()
+        self._events.append({"at_s": at_s, "what": what})
+        return at_s
 
     def _wait(self, wait_s: float) -> None:
         deadline_s = time.time() + wait_s
@@ -119,23 +135,28 @@ class _Lag:
 
     def _until_caught_up(self) -> float:
         """When all flows are at the log's end again, on one caravan."""
-        self._stage.until(lambda: self._sample_if_due() and self._all_ride(), "those that were behind have caught up", 20 * self._part_s + 60)
-        return time.time()
 
-    def _sample_if_due(self) -> bool:
-        """Always True."""
-        now_s = time.time()
-        if now_s - self._sampled_s >= SAMPLE_S:
-            self._sampled_s = now_s
-            self._writer.check()
-            self._stage.check()
-            status = self._publisher.told()
-            sent = [int(flow["sent"].partition("/")[2].partition(".")[0]) for flow in status["flows"]]
-            appended = self._writer.bytes
-            behind = max(0, appended - min(sent))
-            caravans = len(status["caravans"])
-            self._samples.append(Sample(time.time(), self._publisher.bytes().read, status["bytes_sent"], appended, caravans, behind))
-        return True
+        def caught_up() -> bool:
+            self._sample_if_due()
+            return self._all_ride()
+
+        self._stage.until(caught_up, "those that were behind have caught up", 20 * self._part_s + 60)
+        return self._sample()
+
+    def _sample_if_due(self) -> None:
+        if time.time() - self._sampled_s >= SAMPLE_S:
+            self._sample()
+
+    def _sample(self) -> float:
+        """When that was."""
+        self._writer.check()
+        self._stage.check()
+        status = self._publisher.told()
+        sent = [position_from_text(flow["sent"]).sequence for flow in status["flows"] if flow["member"] is not None]
+        appended, read, self._sampled_s = self._writer.bytes, self._publisher.bytes().read, time.time()
+        behind = max(0, appended - min(sent, default=appended))
+        self._samples.append(Sample(self._sampled_s, read, status["bytes_sent"], appended, len(status["caravans"]), behind))
+        return self._sampled_s
 
     def _all_ride(self) -> bool:
         status = self._publisher.told()
@@ -152,21 +173,23 @@ class _Lag:
         self, windows: dict[str, tuple[float, float]], again_s: float, together_s: float, used: dict[str, float], window_s: float
     ) -> Result:
         began_s, others = windows["before"][0], self._names[:-1]
-        ages = {name: ages_ms(self._records.rows, *window, others) for name, window in windows.items()}
+        ages = {name: ages_ms(self._records.rows, *window, others) for name, window in windows.items() if name != "alone"}
         before = percentiles(ages["before"])
-        others_found = [
+        others_found: list[dict[str, Any]] = [
             {"when": name, "rows": len(found), "mean_ms": round(mean(found), 2)}
             | {f"{part}_ms": value for part, value in percentiles(found).items()}
             | {f"{part}_percent_of_before": round(100 * percentiles(found)[part] / max(before[part], 0.01), 1) for part in ("p50", "p99")}
             for name, found in ages.items()
         ]
         parts = {
-            "steady": windows["before"],
+            "one_alone": windows["alone"],
+            "all_at_the_end": windows["before"],
             "one_stands": windows["while_the_last_stands"],
             "one_catches_up": windows["while_it_catches_up"],
             "several_stand_and_catch_up": (again_s, together_s),
         }
         reads = [{"when": name, **self._between(*window)} for name, window in parts.items()]
+        more = reads[1]["read_per_byte_of_log"] / reads[0]["read_per_byte_of_log"]
         slower = max(one["p50_percent_of_before"] for one in others_found) / 100
         return Result(
             name="capture-lag",
@@ -175,7 +198,7 @@ class _Lag:
                 "caravan_rate": f"at most {CARAVAN_RATE:g} times that of the log",
                 "processes": "a publisher over files of JSON lines, and one process for each application, over TCP",
             },
-            warm_up=f"{WARM_UP_S:g} s of the same load",
+            warm_up=f"{WARM_UP_S:g} s of the same load, before one application is alone, and before all are there",
             figures={
                 "others": others_found,
                 "caught_up_after_s": round(windows["while_it_catches_up"][1] - windows["while_it_catches_up"][0], 1),
@@ -187,7 +210,7 @@ class _Lag:
                 "over_time": self._over_time(began_s),
             },
             aims=[
-                Aim(f"bytes read per byte of log, {len(self._names)} flows at its end", "x", READS_AIM, reads[0]["read_per_byte_of_log"]),
+                Aim(f"bytes read, {len(self._names)} flows at the log's end to one flow", "x", READS_AIM, more),
                 Aim("age of rows at the others (p50) while one stands or catches up, to before", "x", SLOWER_AIM, slower),
             ],
             cpu_seconds=used,
@@ -198,7 +221,7 @@ class _Lag:
 
     def _between(self, from_s: float, until_s: float) -> dict[str, Any]:
         """Of a part of the time, from its first sample to its last."""
-        found = [sample for sample in self._samples if from_s - SAMPLE_S <= sample.at_s <= until_s + SAMPLE_S]
+        found = [sample for sample in self._samples if from_s <= sample.at_s <= until_s]
         first, last = found[0], found[-1]
         read, sent, appended = last.read - first.read, last.sent - first.sent, last.appended - first.appended
         return {
@@ -212,7 +235,7 @@ class _Lag:
 
     def _over_time(self, began_s: float) -> dict[str, list[float]]:
         """What was read and sent since the sample before, each second."""
-        steps = list(pairwise(self._samples))
+        steps = [(before, after) for before, after in pairwise(self._samples) if after.at_s - before.at_s >= SAMPLE_S / 2]
         return {
             "at_s": [round(after.at_s - began_s, 2) for _, after in steps],
             "read_mb_per_s": [round((after.read - before.read) / (after.at_s - before.at_s) / 1e6, 3) for before, after in steps],

@@ -21,7 +21,7 @@ class Rows(NamedTuple):
     shard: int
     first: int
     last: int
-    count: int
+    size: int
     age_s: float  # from their commits until they were here, on average
 
 
@@ -100,9 +100,9 @@ class Tally:
         """How many of these had come before."""
         highest = self._highest[rows.shard]
         self.skipped += max(0, (rows.first - highest) // self._shards - 1)
-        repeated = min(rows.count, max(0, (highest - rows.first) // self._shards + 1))
+        repeated = min(rows.size, max(0, (highest - rows.first) // self._shards + 1))
         self._highest[rows.shard] = max(highest, rows.last)
-        self.delivered += rows.count
+        self.delivered += rows.size
         self.repeated += repeated
         return repeated
 
@@ -126,9 +126,7 @@ def checked(tallies: Mapping[str, Tally], losses: int) -> None:
 def ages_ms(rows: Iterable[Rows], from_s: float, until_s: float, applications: Sequence[str]) -> list[float]:
     """Of every row that arrived in this time, its age then; rows that came together have the mean of theirs."""
     wanted = frozenset(applications)
-    return [
-        1000 * one.age_s for one in rows if from_s <= one.at_s < until_s and one.application in wanted for _ in range(one.count)
-    ]
+    return [1000 * one.age_s for one in rows if from_s <= one.at_s < until_s and one.application in wanted for _ in range(one.size)]
 
 
 def mean(values: Sequence[float]) -> float:

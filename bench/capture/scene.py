@@ -1,7 +1,7 @@
 """The processes of one measurement: publishers of logs in files, and subscribers, which may be killed, stopped and started again.
 
-A publisher is `roskva capture publisher` with a settings file, as anybody would run it; a subscriber is subscribing.py. They talk over TCP on
-this machine. Everything is in a temporary folder, carries the name of the run, and is ended with it, whatever happens in between.
+A publisher is `roskva capture publisher` with a settings file, as anybody would run it; a subscriber is subscribing.py. They talk over TCP
+on this machine. Everything is in a temporary folder, carries the name of the run, and is ended with it, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Publisher(Part):
             return None
         return answer
 
-    def ask(self, command: str, **given: object) -> Any:
+    def ask(self, command: str, **given: Any) -> Any:
         return ask(self.data / CONTROL, command, **given)
 
     def told(self) -> dict[str, Any]:

@@ -86,9 +86,7 @@ async def subscribe(given: Given) -> None:
     async with AsyncExitStack() as stack:
         for application in given.applications:
             recording = Recording(application, given.shards, descriptor)
-            subscriber = Subscriber(
-                application, KEY.encode(), given.publishers, recording, given.member, reconnect_s_max=RECONNECT_S_MAX
-            )
+            subscriber = Subscriber(application, KEY.encode(), given.publishers, recording, given.member, reconnect_s_max=RECONNECT_S_MAX)
             await stack.enter_async_context(subscriber)
         await stop.wait()
 

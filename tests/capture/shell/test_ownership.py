@@ -77,7 +77,7 @@ def test_a_member_lives_while_its_counter_moves_on_the_observers_clock() -> None
 @pytest.mark.parametrize("died_s", [20.0, 20.3, 20.6, 20.99])
 def test_a_death_is_noticed_early_enough_to_go_on_after_ten_seconds(look_s: float, died_s: float) -> None:
     """With the defaults: a beat a second, and a look a second, each with the time that it takes itself."""
-    (beat_s,) = (field.default for field in fields(PublisherSettings) if field.name == "beat_s")
+    beat_s = next(float(field.default) for field in fields(PublisherSettings) if field.name == "beat_s")  # type: ignore[arg-type]
     seen = Liveness("p2")
     looks = (look_s + (beat_s + 0.02) * count for count in range(100))
     for now_s in looks:
