@@ -75,7 +75,7 @@ class Part:
     def kill(self) -> None:
         """-9. Nothing, if it does not run."""
         process, self._process = self._process, None  # first: whoever looks meanwhile must not take it for an accident
-        if process is not None:
+        if process is not None and process.returncode is None:
             process.kill()
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
