@@ -152,9 +152,11 @@ def draw(axes: Any, document: dict[str, Any]) -> None:
         found = [one for one in document["figures"]["iterations"] if one["policy"] == policy]
         points = [(one["amplification"], one["mean_latency_s"]) for one in found]
         axes.plot(*zip(*points, strict=True), marker="o", linestyle=":", color=colour, label=policy)
-        if policy == "cluster":  # of the other, all but one are in the same place
+        if policy == "cluster":  # of the other, all are in the same place
             for one, point in zip(found, points, strict=True):
-                axes.annotate(str(one["caravans_max"]), point, textcoords="offset points", xytext=(6, 5), fontsize=8, color=colour)
-    axes.set(xlabel="read amplification: times that the log was read", ylabel="mean latency of the applications, s", ylim=(0, None))
+                place = (6, -12) if one["caravans_max"] == 1 else (6, 5)
+                axes.annotate(str(one["caravans_max"]), point, textcoords="offset points", xytext=place, fontsize=8, color=colour)
+    most = max(one["mean_latency_s"] for one in document["figures"]["iterations"])
+    axes.set(xlabel="times that the log was read (beside the points: caravans at most)", ylabel="mean latency, s", ylim=(0, 1.15 * most))
     axes.legend(frameon=False)
     axes.set_title(f"capture-caravans: {document['settings']['load']}", fontsize=8)

@@ -83,8 +83,7 @@ class _Lag:
             alone_s = self._sample()
             self._wait(self._part_s / 2)
             alone = (alone_s, self._sample())
-            for subscriber in self._subscribers[1:]:
-                subscriber.start()
+            self._event("the others come", *(one.start for one in self._subscribers[1:]))
             self._until_caught_up()
             self._wait(WARM_UP_S)
             cpu = self._stage.cpu()
@@ -263,5 +262,7 @@ def draw(axes: Any, document: dict[str, Any]) -> None:
     beside.step(at_s, over_time["caravans"], where="pre", color=RED, linewidth=0.9, label="caravans")
     beside.set(ylabel="caravans", ylim=(0, 2 * max(over_time["caravans"])))
     lines = [*axes.get_legend_handles_labels()[0], *beside.get_legend_handles_labels()[0]]
-    axes.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="upper left", ncols=3)
+    axes.legend(
+        lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3
+    )
     axes.set_title(f"capture-lag: {document['settings']['load']}", fontsize=9)
