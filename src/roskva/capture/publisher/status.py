@@ -22,6 +22,7 @@ class Statistics:
     """Counters, and rates over the last period."""
 
     def __init__(self) -> None:
+        self.bytes_read = 0  # of log, by all caravans that there were
         self.updates_sent = 0
         self.bytes_sent = 0
         self.bytes_read = 0  # by all caravans, also those that are closed
@@ -87,6 +88,7 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
              "bytes_sent": c.bytes_sent, "waiting_bytes": c.waiting_bytes}
             for c in publisher.placing.connections.values()
         ],
+        "bytes_read": publisher.statistics.bytes_read,
         "updates_sent": publisher.statistics.updates_sent,
         "bytes_sent": publisher.statistics.bytes_sent,
         "bytes_read": publisher.statistics.bytes_read,
