@@ -25,7 +25,6 @@ class Statistics:
         self.bytes_read = 0  # of log, by all caravans that there were
         self.updates_sent = 0
         self.bytes_sent = 0
-        self.bytes_read = 0  # by all caravans, also those that are closed
         self.datastore: RoskvaError | None = None  # why it does not answer
         self.rates: dict[str, float] = {"read_bytes_per_s": 0.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0}
         self._committed_us: dict[FlowName, int] = {}
@@ -91,7 +90,6 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
         "bytes_read": publisher.statistics.bytes_read,
         "updates_sent": publisher.statistics.updates_sent,
         "bytes_sent": publisher.statistics.bytes_sent,
-        "bytes_read": publisher.statistics.bytes_read,
         "rates": publisher.statistics.rates,
         "fenced": publisher.core.times_fenced,
         "moves": publisher.placing.moves,
