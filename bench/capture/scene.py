@@ -24,10 +24,10 @@ import msgspec
 
 from bench import accounting
 from bench.capture import subscribing
+from bench.capture.publishers import environment, written
 from bench.capture.records import Records
-from bench.service import ROOT, BenchFailed, free_port, say
+from bench.service import BenchFailed, free_port
 from roskva.capture.running import CONTROL
-from roskva.capture.toml_tables import toml_value
 from roskva.cli.capture_control import NotRunning, ask
 
 PUBLISHER: Final = "publishers"
@@ -111,7 +111,7 @@ class Publisher(Part):
         given = dict(settings)
         given["publisher"] = {"name": name, "listen": listen, "data": str(self.data), "key": subscribing.KEY, **settings["publisher"]}
         config = scene.folder / f"{name}.toml"
-        config.write_text(toml_text(given))
+        config.write_text(written(given))
         shared = [] if datamarkers is None else ["--datamarkers", str(datamarkers)]
         super().__init__(scene, name, PUBLISHER, ["roskva", "capture", "publisher", "--config", str(config), *shared])
 
@@ -157,9 +157,7 @@ class Scene:
         self.run = secrets.token_hex(8)
         self.parts: list[Part] = []
         self.ended_s: dict[str, float] = {}  # CPU seconds of processes that were killed, by role
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ROSKVA_")}
-        paths = [str(ROOT / "src"), str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        self.environment = {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), accounting.RUN_VARIABLE: self.run}
+        self.environment = {**environment(), accounting.RUN_VARIABLE: self.run}
 
     def publisher(
         self,
@@ -169,7 +167,6 @@ class Scene:
         name: str = "publisher",
         shards: int = 1,
         datamarkers: Path | None = None,
-        listen: str = "",
         **settings: Any,
     ) -> Publisher:
         """Not started yet. `settings` are those of [publisher]. Rows are sharded by their numbers."""
@@ -177,9 +174,9 @@ class Scene:
             "dataset": {"name": "bench", "shards": shards, "shard": f"id % {shards}" if shards > 1 else "0"},
             "datastore": {"kind": "files", "path": str(log)},
             "publisher": settings,
+            "applications": applications,
         }
-        tables |= {f"applications.{application}": of for application, of in applications.items()}
-        made = Publisher(self, name, tables, listen or f"127.0.0.1:{free_port()}", datamarkers)
+        made = Publisher(self, name, tables, f"127.0.0.1:{free_port()}", datamarkers)
         self.parts.append(made)
         return made
 
@@ -243,13 +240,6 @@ def scene() -> Iterator[Scene]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = []
-    for title, table in tables.items():
-        lines += [f"[{title}]", *(f"{name} = {toml_value(name, value)}" for name, value in table.items()), ""]
-    return "\n".join(lines)
-
-
 def typed(settings: Mapping[str, str]) -> dict[str, Any]:
     """`--set NAME=VALUE` of the command line, as values of [publisher]."""
     found: dict[str, Any] = {}
@@ -262,13 +252,3 @@ def typed(settings: Mapping[str, str]) -> dict[str, Any]:
             except ValueError:
                 found[name] = text
     return found
-
-
-def go_through(text: str, wait_s: float, scene: Scene, each: Callable[[], None] = lambda: None) -> None:
-    """Let time pass, look at the processes, and do something each time."""
-    say(text)
-    deadline_s = time.monotonic() + wait_s
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        scene.check()
-        each()
-        time.sleep(min(left_s, 0.1))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.capture.appending import ROW_BYTES, Writer, fill, row
+from bench.capture.publishers import written
 from bench.capture.records import Records, Rows, Tally, ages_ms, checked
-from bench.capture.scene import Scene, scene, toml_text, typed
+from bench.capture.scene import Scene, scene, typed
 from bench.capture.subscribing import Recording
 from bench.service import BenchFailed
 from roskva.capture.positions import Position
@@ -119,9 +120,9 @@ def test_settings_are_written_so_that_capture_reads_them(tmp_path: Path) -> None
         "dataset": {"name": "bench", "shards": 4, "shard": "id % 4"},
         "datastore": {"kind": "files", "path": str(tmp_path)},
         "publisher": {"peers": ["a", "publisher"], "caravan_rate_max_bytes_per_s": 2 << 20, **typed({"datamarker_period_s": "0.5"})},
-        "applications.search": {"start": "0/7", "balance": "weighted"},
+        "applications": {"search": {"start": "0/7", "balance": "weighted"}},
     }
-    found = settings_of(tomllib.loads(toml_text(tables)))
+    found = settings_of(tomllib.loads(written(tables)))
     assert (found.publisher.datamarker_period_s, found.publisher.caravan_rate_max_bytes_per_s) == (0.5, 2 << 20)
     assert found.applications["search"].start == Position(0, 7)
     assert typed({"a": "1", "b": "x"}) == {"a": 1, "b": "x"}
