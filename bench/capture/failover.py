@@ -10,7 +10,7 @@ Taken over is a flow when its first row comes after the kill, whichever row that
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +55,7 @@ class Round(NamedTuple):
     home_s: float  # all flows of `multiple` are at the primary again
     gap_s: float  # the longest silence of a flow of `multiple` on its way home
     single_s: float  # until `single` gets rows again
-    caught_up_s: float  # until it has all that was written by then
+    caught_up_s: float  # until it has all that was written until the primary was back
 
 
 class _Failover:
@@ -117,11 +117,17 @@ class _Failover:
         say(f"taken over after {max(first) - killed_s:.1f} s")
         self._wait(self._phase_s)
         self._primary.start()
-        back_s = time.time()
-        self._until(lambda: self._at(self._primary, MULTIPLE) == self._shards, "the flows are home")
-        home_s, rows = time.time(), self._writer.rows
-        self._until(lambda: self._tallies[SINGLE].has(rows), "who had but one publisher has caught up")
-        caught_up_s = time.time()
+        back_s, home_s, caught_up_s, rows = time.time(), 0.0, 0.0, self._writer.rows
+
+        def as_before() -> bool:
+            nonlocal home_s, caught_up_s
+            if not home_s and self._at(self._primary, MULTIPLE) == self._shards:
+                home_s = time.time()
+            if not caught_up_s and self._tallies[SINGLE].has(rows):
+                caught_up_s = time.time()
+            return bool(home_s and caught_up_s)
+
+        self._until(as_before, "the flows are home, and who had but one publisher has caught up")
         again = [found for found in self._first_after(SINGLE, back_s) if found is not None]
         self._wait(1.0)
         say(f"all flows are home {home_s - back_s:.1f} s after the return")
@@ -187,10 +193,10 @@ class _Failover:
             self._look()
             time.sleep(min(left_s, 0.1))
 
-    def _until(self, condition: Any, what: str) -> None:
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
         def looked() -> bool:
             self._look()
-            return bool(condition())
+            return condition()
 
         self._stage.until(looked, what, _PATIENCE_S, poll_s=0.1)
 
