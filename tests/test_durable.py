@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roskva.cli.up import data_directory
+from roskva.cli.keeping import data_directory
 from roskva.client.statefile import StateFile
 from roskva.config import Settings
 from roskva.durable import private_directory, sync_directory
@@ -50,7 +50,7 @@ def mode(path: Path) -> int:
 
 
 def hold(directory: Path) -> None:
-    with data_directory(directory):
+    with data_directory(directory, "data", "up.lock", "roskva up", 0.0):
         pass
 
 

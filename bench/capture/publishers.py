@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.service import ROOT, BenchFailed, free_port
-from roskva.capture.running import CONTROL
+from roskva.capture.running.places import CONTROL
 from roskva.cli.capture_control import ask
 from roskva.errors import RoskvaError
 

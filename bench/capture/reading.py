@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from bench.capture.publishers import environment, written
 from bench.capture.stores import Store
 from bench.service import BenchFailed
-from roskva.capture.running import datastore_of
 from roskva.capture.settings import load
+from roskva.capture.stores.opening import datastore_of
 
 BATCH: Final = 1_000  # changes read at once, as a publisher does
 IDLE_S_MAX: Final = 20.0

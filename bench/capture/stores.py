@@ -17,10 +17,10 @@ from typing import Final
 import psycopg2  # type: ignore[import-untyped]  # it has no types
 
 from bench.service import BenchFailed
-from roskva.capture.running import datastore_of
 from roskva.capture.settings import settings_of
 from roskva.capture.stores.file_lines import Entry
 from roskva.capture.stores.file_log import FileLog
+from roskva.capture.stores.opening import datastore_of
 from roskva.capture.stores.rocksdb_library import RocksDB, library_path
 from roskva.capture.updates import Operation, Value
 from tests.capture.stores.servers_mariadb import MariadbServer

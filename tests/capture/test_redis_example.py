@@ -6,7 +6,9 @@ import asyncio
 import importlib.util
 import json
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import redis.asyncio
 from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.subscriber import Shard
 from roskva.capture.updates import Change, Columns, Operation, Update
+from tests.capture.stores.servers_postgres import running_postgres
+from tests.capture.whole.part import ENVIRONMENT, WAIT_S, Part, publishing
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARD = Shard("shop", 0)
@@ -119,3 +123,47 @@ async def test_a_cache_that_others_fill_is_only_invalidated(cache: redis.asyncio
         SHARD, [update(1, Operation.UPDATE, 1, "one"), update(2, Operation.INSERT, 2, "two")]
     )
     assert await cache.keys("cache:*") == []
+
+
+class Program:
+    """examples/redis/refill.py as its README starts it."""
+
+    def __init__(self, part: Part, address: str) -> None:
+        reach = ["--publisher", part.address, "--key-file", str(part.key_file), "--application", "watch", "--redis", address]
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "examples/redis/refill.py"), *reach], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "following\n"
+
+    def end(self, how: signal.Signals) -> int:
+        self._process.send_signal(how)
+        self._process.communicate(timeout=WAIT_S)
+        return self._process.returncode
+
+
+async def holds(cache: redis.asyncio.Redis, titles: dict[str, str], part: Part) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (found := await rows(cache)) != titles:
+            await asyncio.sleep(0.05)
+    assert found == titles, part.said()
+
+
+async def test_the_program_follows_a_real_database_and_goes_on_where_it_was_killed(address: str, cache: redis.asyncio.Redis) -> None:
+    with running_postgres() as server:
+        server.create_database("shop")
+        server.execute("shop", "CREATE TABLE documents (id int PRIMARY KEY, title text)")
+        with publishing(f"kind = 'postgres'\ndsn = '{server.dsn('shop')}'\ntables = ['documents']") as part:
+            await asyncio.to_thread(part.key)
+            program = Program(part, address)
+            try:
+                await asyncio.to_thread(part.reads)
+                server.execute("shop", "INSERT INTO documents VALUES (1, 'one'), (2, 'two')")
+                await holds(cache, {"cache:documents:1": "one", "cache:documents:2": "two"}, part)
+                assert program.end(signal.SIGKILL) == -signal.SIGKILL
+                server.execute("shop", "UPDATE documents SET title = 'uno' WHERE id = 1", "DELETE FROM documents WHERE id = 2")
+                program = Program(part, address)
+                await holds(cache, {"cache:documents:1": "uno"}, part)
+                assert program.end(signal.SIGTERM) == 0
+            finally:
+                program.end(signal.SIGKILL)

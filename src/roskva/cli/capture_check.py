@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 from roskva.address import bound_socket
 from roskva.capture.interface import Datastore, Finding
 from roskva.capture.mapping import Rule
-from roskva.capture.running import CONTROL, check_places, datastore_of, free_bytes, place_of_disk
+from roskva.capture.running.places import CONTROL, check_places
 from roskva.capture.settings import CaptureSettings, Mariadb, Postgres, load
+from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, in_bytes, log_share
 from roskva.cli.capture_control import NotRunning, ask, config_of
 from roskva.cli.http import get_json

@@ -103,7 +103,7 @@ def _all_of(line: socket.socket) -> bytes:
 
 
 def asked(arguments: argparse.Namespace, command: str, **given: object) -> Any:
-    from roskva.capture.running import CONTROL
+    from roskva.capture.running.places import CONTROL
 
     return ask(data_of(arguments) / CONTROL, command, ANSWER_S_MAX, **given)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from roskva.capture.running import CONTROL, NOTIFIER, free_bytes, place_of_disk
+from roskva.capture.running.places import CONTROL, NOTIFIER
 from roskva.capture.settings import CaptureSettings, load
+from roskva.capture.stores.opening import free_bytes, place_of_disk
 from roskva.capture.watching import FlowLag, Level, in_bytes, lags, log_share
 from roskva.cli.capture_control import NotRunning, ask, asked, config_of
 from roskva.errors import RoskvaError

@@ -1,6 +1,7 @@
 """Keeps the service's processes running: restarts what dies or stops making progress, and ends all of it at the end.
 
-`Restarts` and `Progress` are plain policy, with the time as an argument. `Child` is one process with its log. up.py joins them.
+`Restarts` and `Progress` are plain policy, with the time as an argument. `Child` is one process with its log. keeping.py and
+up.py join them.
 """
 
 from __future__ import annotations

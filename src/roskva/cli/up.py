@@ -1,45 +1,36 @@
 """`roskva up`: gateways and pipeline together on this machine, on the embedded engines, until Ctrl-C.
 
-Shows each step of the start with its time, then where to go. One `up` per data directory (a lock file); what a predecessor that
-was killed left running is ended first. It holds the public port, on which all its gateways listen (gateway/sharing.py). See gateways.py
-for how many those are, supervise.py for when a process is restarted, processes.py for how it is ended.
+Shows each step of the start with its time, then where to go. It holds the public port, on which all its gateways listen
+(gateway/sharing.py). See gateways.py for how many those are, keeping.py for the loop that keeps them running, and for the lock of the data
+directory, supervise.py for when a process is restarted.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
 import shutil
-import signal
 import sys
 import time
 import urllib.parse
-import uuid
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from roskva.address import address_of, host_and_port
-from roskva.cli import processes
 from roskva.cli.gateways import MEMBER, evenly_drawn, gateways_of
 from roskva.cli.http import DOOR, get_json
+from roskva.cli.keeping import FIRST_STARTS_MAX, PROGRAM, Display, Keeper, data_directory, environment
 from roskva.cli.report import PipelineReport
 from roskva.cli.supervise import GATEWAY_SILENCE_S, GATEWAY_START_S, STOP_GRACE_S, Child, Progress, Watch
 from roskva.config import Settings
-from roskva.durable import private_directory
-from roskva.errors import AddressInUse, InvalidSetting, RoskvaError
+from roskva.errors import AddressInUse, RoskvaError
 from roskva.gateway.sharing import RUN, SharedPort
 
-# What runs a part of the service: `gateway` or `pipeline` and its options are added.
-PROGRAM: Final = (sys.executable, "-m", "roskva")
 SESSION_STARTED: Final = "pipeline: session started"  # what the pipeline prints
-_TICK_S: Final = 0.1
-_LOOK_S: Final = 0.5  # how often logs are read
-_FIRST_STARTS_MAX: Final = 4  # so many failed starts before the first success: give up and say why
+LOCK: Final = "up.lock"
 
 
 def up(settings: Settings, arguments: argparse.Namespace, program: Sequence[str] = PROGRAM) -> int:
@@ -48,7 +39,7 @@ def up(settings: Settings, arguments: argparse.Namespace, program: Sequence[str]
 
     find_java_home()  # says what to do if there is none, before anything is started
     show = Display(sys.stdout)
-    with data_directory(settings.data) as run:
+    with data_directory(settings.data, "data", LOCK, "roskva up", STOP_GRACE_S) as run:
         port = claim_port(settings)
         try:
             show.step("data directory", str(settings.data))
@@ -82,42 +73,6 @@ def _who_answers(listen: str) -> str:
         return " by another program"
 
 
-@contextlib.contextmanager
-def data_directory(path: Path) -> Iterator[str]:
-    """Make the directory and hold it for us alone; yields the name that everything we start will carry."""
-    try:
-        private_directory(path / "log")
-        lock = (path / "up.lock").open("a+")
-    except OSError as error:
-        raise InvalidSetting(f"data is {str(path)!r}, but that cannot be written: {error.strerror}.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().split()
-            by = f" by process {holder[0]}" if holder else ""
-            raise AddressInUse(f"The data directory {path} is in use{by}: `roskva up` runs on it already.") from None
-        _end_predecessor(lock)
-        run = uuid.uuid4().hex
-        lock.truncate(0)
-        lock.write(f"{os.getpid()} {run}\n")
-        lock.flush()
-        try:
-            yield run
-        finally:
-            processes.end_run(run, 0.0)
-            lock.truncate(0)
-
-
-def _end_predecessor(lock: IO[str]) -> None:
-    """A predecessor that was killed left its name: its children, which end by themselves, must be gone before ours start."""
-    lock.seek(0)
-    entries = lock.read().split()
-    if len(entries) == 2:
-        processes.end_run(entries[1], STOP_GRACE_S)
-
-
 def _spelled() -> str:
     """How the person at this terminal starts `roskva`: the script may not be in the path."""
     script = Path(sys.argv[0])
@@ -126,27 +81,8 @@ def _spelled() -> str:
     return "roskva"
 
 
-class Display:
-    """What a person sees: steps with their times, then what happens."""
-
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
-        self._began = time.monotonic()
-
-    def step(self, name: str, what: str) -> None:
-        self.line(f"  {name:<16}{what:<44}{time.monotonic() - self._began:6.1f} s")
-
-    def event(self, text: str) -> None:
-        self.line(f"{time.strftime('%H:%M:%S')} {text}")
-
-    def line(self, text: str = "") -> None:
-        """Whoever redirected it to a disk that is full, or has stopped reading, sees less. The service goes on."""
-        with contextlib.suppress(OSError):
-            print(text, file=self._out, flush=True)
-
-
-class Supervisor:
-    """The loop of `up`. It never waits for an answer: `Watch` asks beside it."""
+class Supervisor(Keeper):
+    """Gateways, and the pipeline as soon as they serve. `Watch` asks each gateway how it is."""
 
     def __init__(
         self,
@@ -157,7 +93,8 @@ class Supervisor:
         arguments: argparse.Namespace,
         program: Sequence[str],
     ) -> None:
-        self._settings, self._show, self._arguments, self._program = settings, show, arguments, program
+        super().__init__(show)
+        self._settings, self._arguments, self._program = settings, arguments, program
         listen = address_of(host_and_port(settings.listen)[0], port.port)
         self._port = port
         self._url = public_url(listen, tls=bool(settings.tls_certificate))
@@ -169,7 +106,6 @@ class Supervisor:
             gateway = self._child("gateway", run, "--listen", listen, "--share-port", "--name", name, *options, name=name, told=told)
             self._watches[gateway] = Watch(f"{DOOR}://{urllib.parse.quote(str(settings.data.absolute() / RUN / name))}.sock")
         self._progress = Progress(0.0, settings.pipeline_stall_s, 0)
-        self._signals = 0
         self._served = self._session = self._complete = False
 
     def _drawn(self, name: str) -> dict[str, str]:
@@ -179,12 +115,9 @@ class Supervisor:
         return {MEMBER: self._ids[name]}
 
     def _child(self, part: str, run: str, *options: str, name: str = "", told: Callable[[], Mapping[str, str]] = dict) -> Child:
-        source = str(Path(__file__).resolve().parents[2])
-        paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
         command = [*self._program, part, *self._handed_on(), *options]
         name = name or part
-        return Child(name, command, environment, run, self._settings.data / "log" / f"{name}.log", told)
+        return Child(name, command, environment(), run, self._settings.data / "log" / f"{name}.log", told)
 
     def _handed_on(self) -> Sequence[str]:
         handed = ["--data", str(self._settings.data)]
@@ -197,54 +130,19 @@ class Supervisor:
         return handed
 
     def run(self) -> int:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
         for watch in self._watches.values():
             watch.start()
-        looked = 0.0
-        status = 0
-        while not self._signals:
-            now = time.monotonic()
-            for gateway in self._watches:
-                self._keep(gateway, now)
-            if self._served:  # the pipeline calls the gateway's Registrars: it has no use before
-                self._keep(self._pipeline, now)
-            if now - looked >= _LOOK_S:
-                looked = now
-                self._look(now)
-            if self._gave_up():
-                status = 1
-                break
-            time.sleep(_TICK_S)
-        self._stop()
-        return status
+        return super().run()
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._signals += 1
+    def wanted(self) -> Sequence[Child]:
+        """The pipeline calls the gateway's Registrars: it has no use before."""
+        return (*self._watches, self._pipeline) if self._served else tuple(self._watches)
 
-    def _keep(self, child: Child, now: float) -> None:
-        """Start what is due, and end what has died or must go."""
-        if child.due(now):
-            trouble = child.start(now)
-            if child.process is None:
-                self._show.event(f"{child.name} cannot be started: {trouble}. Next try in {child.schedule(now):g} s.")
-            elif child is self._pipeline:
-                self._progress = Progress(now, self._settings.pipeline_stall_s, child.process.pid)
-            return
-        if child.process is None:
-            return
-        status = child.ended()
-        reason = self._verdict(child, now) if status is None else f"ended with status {status}"
-        if reason is None:
-            return
-        child.end(2.0)
-        delay_s = child.schedule(time.monotonic())
-        self._show.event(f"{child.name} {reason}; it is started again in {delay_s:g} s. The end of its log:")
-        for line in child.log.tail():
-            self._show.line(f"    {line}")
+    def started(self, child: Child, now: float) -> None:
+        if child is self._pipeline and child.process is not None:
+            self._progress = Progress(now, self._settings.pipeline_stall_s, child.process.pid)
 
-    def _verdict(self, child: Child, now: float) -> str | None:
-        """Why a running process must be ended, or None."""
+    def verdict(self, child: Child, now: float) -> str | None:
         if child is self._pipeline:
             return self._progress.observe(now, self._report())
         answered = self._watches[child].answered
@@ -257,57 +155,47 @@ class Supervisor:
         watches = [watch for watch in self._watches.values() if watch.pipeline is not None]
         return max(watches, key=lambda watch: watch.answered).pipeline if watches else None
 
-    def _look(self, now: float) -> None:
-        """Read the logs, tell of errors, and of the steps of the first start."""
+    def hopeless(self, child: Child, status: int | None) -> bool:
+        succeeded = self._complete if child is self._pipeline else self._served
+        return not succeeded and child.starts >= FIRST_STARTS_MAX
+
+    def said(self, child: Child, lines: Sequence[str]) -> None:
+        if child is self._pipeline and not self._session and SESSION_STARTED in lines:
+            self._session = True
+            self.show.step("Spark", "session is ready")
+
+    def look(self, now: float) -> None:
+        """Tell of the steps of the first start."""
         self._port.renew()
-        for child in (*self._watches, self._pipeline):
-            child.log.rotate()
-            lines, errors = child.errors()
-            for line in errors:
-                self._show.event(f"{child.name}: {line}")
-            if child is self._pipeline and not self._session and SESSION_STARTED in lines:
-                self._session = True
-                self._show.step("Spark", "session is ready")
         if not self._served and all(watch.answered > gateway.started > 0.0 for gateway, watch in self._watches.items()):
             self._served = True
             count = len(self._watches)
-            self._show.step(*(("gateway", f"listens on {self._url}") if count == 1 else ("gateways", f"{count} listen on {self._url}")))
+            self.show.step(*(("gateway", f"listens on {self._url}") if count == 1 else ("gateways", f"{count} listen on {self._url}")))
         if not self._complete and self._progress.running:
             self._complete = True
-            self._show.step("pipeline", "is running")
+            self.show.step("pipeline", "is running")
             self._welcome()
 
     def _welcome(self) -> None:
         application = next(iter(self._settings.applications))
         elsewhere = "" if self._url.endswith(":8470") else f" --url {self._url}"
         command = _spelled()
-        self._show.line()
-        self._show.line(f"  demo page   {self._url}/")
-        self._show.line(f"  watch       {command} watch {application}/hello{elsewhere}")
-        self._show.line(f"  publish     {command} publish {application}/hello 7{elsewhere}")
-        self._show.line(f"  logs        {self._settings.data / 'log'}")
-        self._show.line("\n  Ctrl-C stops it.")
+        self.show.line()
+        self.show.line(f"  demo page   {self._url}/")
+        self.show.line(f"  watch       {command} watch {application}/hello{elsewhere}")
+        self.show.line(f"  publish     {command} publish {application}/hello 7{elsewhere}")
+        self.show.line(f"  logs        {self._settings.data / 'log'}")
+        self.show.line("\n  Ctrl-C stops it.")
         if self._arguments.open:
             webbrowser.open(f"{self._url}/")
 
-    def _gave_up(self) -> bool:
-        for child in (*self._watches, self._pipeline):
-            succeeded = self._complete if child is self._pipeline else self._served
-            if not succeeded and child.process is None and child.starts >= _FIRST_STARTS_MAX:
-                self._show.event(f"{child.name} could not be started {child.starts} times; giving up. See {child.log.path}.")
-                return True
-        return False
-
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """The pipeline first: what it still does, it does with the gateways' Registrars. A second Ctrl-C ends at once."""
-        began = time.monotonic()
-        self._show.line("\nstopping ...")
         for watch in self._watches.values():
             watch.stop()
-        self._pipeline.end(STOP_GRACE_S, hurry=lambda: self._signals > 1)
+        self._pipeline.end(STOP_GRACE_S, hurry=self.hurry)
         for gateway in self._watches:
             gateway.ask_to_end()  # all of them together, and then one after the other, until one time for all
         deadline = time.monotonic() + STOP_GRACE_S
         for gateway in self._watches:
-            gateway.end(max(0.0, deadline - time.monotonic()), hurry=lambda: self._signals > 1)
-        self._show.line(f"stopped in {time.monotonic() - began:.1f} s")
+            gateway.end(max(0.0, deadline - time.monotonic()), hurry=self.hurry)

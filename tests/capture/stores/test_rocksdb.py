@@ -1,16 +1,12 @@
-"""RocksDB: the contract of datastores, its log read while the database is open, and a copy that is equal however often it was killed."""
+"""RocksDB: the contract of datastores, and its log read while the database is open."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,11 +21,9 @@ from roskva.capture.stores.rocksdb_library import RocksDB, library_path
 from roskva.capture.updates import Change, Operation, Value
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
 from tests.capture.stores.contract import Contracted, DatastoreContract, Row
-from tests.capture.stores.rocksdb_copier import POSITIONS, position_of
 
 pytestmark = pytest.mark.skipif(library_path() is None, reason="librocksdb is not installed")
 
-ROOT = Path(__file__).resolve().parents[3]
 KEPT_S = 3600
 
 
@@ -443,82 +437,3 @@ def handmade(directory: Path, logs: dict[int, list[bytes]]) -> RocksDBDatastore:
     for number, batches in logs.items():
         (directory / f"{number:06d}.log").write_bytes(b"".join(piece(1, batch) for batch in batches))
     return RocksDBDatastore(directory)
-
-
-class Producer(threading.Thread):
-    """Writes to the source for as long as it is copied: every kind of operation, batches of every size, flushes in between."""
-
-    def __init__(self, database: RocksDB, seed: int) -> None:
-        super().__init__()
-        self.database = database
-        self.randomness = random.Random(seed)
-        self.stopping = threading.Event()
-
-    def run(self) -> None:
-        while not self.stopping.wait(0.002):
-            self.write(self.randomness.choice([1, 1, 3, 40]))
-            if self.randomness.random() < 0.01:
-                self.database.flush()
-
-    def write(self, operations: int) -> None:
-        choose = self.randomness
-        with self.database.batch() as batch:
-            for _ in range(operations):
-                batch.merge(b"%d" % choose.randrange(50), struct.pack("<Q", 1), "counters")  # never overwritten: each shows for ever
-                key, family = b"%04d" % choose.randrange(2_000), choose.choice(["default", "default", "other"])
-                kind = choose.random()
-                if kind < 0.70:
-                    batch.put(key, choose.randbytes(8), family)
-                elif kind < 0.85:
-                    batch.delete(key, family)
-                elif kind < 0.99:
-                    batch.merge(key, struct.pack("<Q", choose.randrange(1_000)), family)
-                else:
-                    batch.delete_range(key, key + b"9", family)
-            self.database.write(batch)
-
-
-def test_a_copy_through_capture_is_equal_however_often_it_was_killed(tmp_path: Path) -> None:
-    """20 kills; more of them with CAPTURE_KILLS=100, others with CAPTURE_SEED. (The tests see no variable that begins with ROSKVA_.)"""
-    kills, seed = int(os.environ.get("CAPTURE_KILLS", "20")), int(os.environ.get("CAPTURE_SEED", "1"))
-    killed = 0
-    randomness, target = random.Random(seed), tmp_path / "target"
-    with RocksDB(tmp_path / "source", ["other", "counters"], wal_ttl_s=KEPT_S, counters=True) as source:
-        producer, backlog = Producer(source, seed), Producer(source, seed + 1)
-        producer.start()
-        try:
-            for _ in range(kills):
-                backlog.write(2_000)  # more than it can copy until it is killed: one that waits at the end proves nothing
-                copier = start_copier(tmp_path, randomness.choice([1, 1, 10, 500]), 2**62)
-                assert copier.stdout is not None
-                assert copier.stdout.readline() == "ready\n"
-                time.sleep(randomness.random() * 0.05)
-                copier.kill()
-                killed += copier.wait() == -signal.SIGKILL
-                copier.stdout.close()
-        finally:
-            producer.stopping.set()
-            producer.join()
-        assert killed == kills, "some had ended before they were killed"
-        with RocksDB(target, counters=True) as copy:
-            assert 0 < position_of(copy).sequence <= source.latest_sequence(), "none has come to copy anything"
-        end = source.latest_sequence()
-        copier = start_copier(tmp_path, 1_000, end)
-        try:
-            copier.communicate(timeout=60)
-        finally:
-            copier.kill()
-        assert copier.returncode == 0
-        with RocksDB(target, counters=True) as copy:
-            assert position_of(copy).sequence == end
-            assert copy.get(b"position", POSITIONS) is not None
-            for family in ("default", "other", "counters"):
-                assert dict(copy.items(family)) == dict(source.items(family)), f"seed {seed}, {kills} kills"
-            assert len(dict(copy.items())) > 500
-
-
-def start_copier(directory: Path, changes_max: int, until: int) -> subprocess.Popen[str]:
-    places = [str(directory / "source"), str(directory / "target")]
-    command = [sys.executable, "-m", "tests.capture.stores.rocksdb_copier", *places, str(changes_max), str(until)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

@@ -2,7 +2,7 @@
 
 The thread does all that costs time per change, and hands whole batches to the event loop: one at a time, so that a busy loop slows reading
 and nothing piles up in between. It reads the next batch while the last one is dealt with. A reader that fails is opened again where the
-core says.
+core says; `Opening` makes again what that needs, if it can be made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roskva.capture.publisher.settings import Shards
 from roskva.capture.rows import Row, Schemas
 from roskva.capture.updates import Change, Update
 from roskva.capture.wire import FRAME_BYTES_MAX
-from roskva.errors import LogCut, RoskvaError
+from roskva.errors import DatastoreUnavailable, LogCut, RoskvaError
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ REOPEN_S_MAX: Final = 10.0
 ROW_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024  # a larger change cannot be sent: it is told as lost
 TOO_LARGE: Final = Row(-1, b"")
 BURST_S: Final = 0.1  # of its pace, that a reader which stood still may read at once
+CUTS_MAX: Final = 8  # one after the other, with no reader opened in between: then the log cannot be read where it says that it begins
+TELL_S: Final = 10.0  # flows are told of a loss at most so often while nothing can be read
 
 Answer = TypeVar("Answer")
 
@@ -91,6 +93,48 @@ class Router:
         return self._sets.setdefault(found, found)
 
 
+class Opening:
+    """Opens readers, of a datastore whose slot may vanish. Safe from several threads.
+
+    The log was cut: flows are told what they lost (`LogCut`), and reading goes on where the log begins now. That works if there is
+    something that keeps the log from there on. Somebody may have dropped the slot, and then there is not: `prepare` makes a new one, as
+    the next start would. The server may have given the slot up, and nothing is dropped unasked: then readers are told what `prepare`
+    says, which names the statement that mends it, and wait, instead of losing whatever is committed from one attempt to the next.
+    """
+
+    def __init__(self, datastore: Datastore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._datastore = datastore
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cuts = 0
+        self._told_s = float("-inf")
+
+    def read_after(self, position: Position) -> Reader:
+        try:
+            reader = self._datastore.read_after(position)
+        except LogCut as cut:
+            raise self._meaning(cut) from None
+        with self._lock:
+            self._cuts = 0
+        return reader
+
+    def _meaning(self, cut: LogCut) -> RoskvaError:
+        trouble: RoskvaError | None = None
+        try:
+            self._datastore.prepare()
+        except RoskvaError as error:
+            trouble = error
+        with self._lock:
+            self._cuts += 1
+            if trouble is None and self._cuts > CUTS_MAX:
+                trouble = DatastoreUnavailable(f"The log begins after {cut.oldest}, and cannot be read from there.")
+            now_s = self._clock()
+            if trouble is not None and now_s - self._told_s < TELL_S:
+                return trouble
+            self._told_s = now_s
+        return cut
+
+
 class Taking(Protocol):
     """What a reader needs of the publisher, on its event loop."""
 
@@ -108,19 +152,19 @@ class _Closed(Exception):
 class Reading:
     """The thread of one caravan. Made and closed on the event loop."""
 
-    def __init__(self, caravan: int, after: Position, datastore: Datastore, router: Router, changes_max: int, taking: Taking) -> None:
+    def __init__(self, caravan: int, after: Position, opening: Opening, router: Router, changes_max: int, taking: Taking) -> None:
         self.caravan = caravan
         self.router = router
         self.changes_max = changes_max
         self.problem: RoskvaError | None = None  # why it does not read now
         self.reopened = 0
         self._position = after
-        self._datastore = datastore
+        self._opening = opening
         self._taking = taking
         self._loop = asyncio.get_running_loop()
         self._closed = threading.Event()
         self._moving = threading.Event()
-        self._bytes_per_s = 0.0
+        self._bytes_per_s = 0.0  # while it moves, and when it last did: above 0 as soon as anything is read
         self._may_read_s = 0.0
         self._pause_s = REOPEN_S
         self._free = threading.Semaphore(1)  # held while a batch waits for the loop
@@ -130,11 +174,11 @@ class Reading:
         self._thread.start()
 
     def pace(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
         if bytes_per_s > 0:
+            self._bytes_per_s = bytes_per_s
             self._moving.set()
         else:
-            self._moving.clear()
+            self._moving.clear()  # what is being read now is still paid for at the pace of before
 
     def close(self) -> None:
         """Returns at once; the thread ends within READ_TIMEOUT_S, or when the datastore answers."""
@@ -163,7 +207,7 @@ class Reading:
 
     def _read_until_it_fails(self) -> None:
         try:
-            reader = self._datastore.read_after(self._position)
+            reader = self._opening.read_after(self._position)
             try:
                 self.problem = None
                 while True:
@@ -189,7 +233,7 @@ class Reading:
 
     def _step(self, reader: Reader) -> None:
         changes, reached, bytes_read = reader.read(self.changes_max, READ_TIMEOUT_S)
-        self._may_read_s = max(self._may_read_s, time.monotonic() - BURST_S) + bytes_read / (self._bytes_per_s or 1.0)
+        self._may_read_s = max(self._may_read_s, time.monotonic() - BURST_S) + bytes_read / self._bytes_per_s
         if not changes and reached <= self._position:
             return
         routing = self.router.routing

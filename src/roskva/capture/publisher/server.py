@@ -30,7 +30,7 @@ from roskva.capture.publisher.connection import SubscriberConnection
 from roskva.capture.publisher.control import Control
 from roskva.capture.publisher.owning import Owning
 from roskva.capture.publisher.placing import Placing
-from roskva.capture.publisher.reading import Reading, Router, Routing
+from roskva.capture.publisher.reading import Opening, Reading, Router, Routing
 from roskva.capture.publisher.settings import ApplicationSettings, PublisherSettings
 from roskva.capture.publisher.status import Statistics, status_of
 from roskva.capture.rows import Schemas
@@ -57,6 +57,7 @@ class Publisher:
         self.address = settings.listen  # with the port, once it listens
         self.failed: asyncio.Future[None] | None = None  # done with an error if the publisher cannot go on
         self._datastore = datastore
+        self._opening = Opening(datastore)
         self._store = datamarkers
         self._tls = tls
         self._router = Router(_routing(settings), self.schemas)
@@ -253,7 +254,7 @@ class Publisher:
             self._touched.clear()
 
     def _open(self, action: actions.Open) -> None:
-        reading = Reading(action.caravan, action.after, self._datastore, self._router, self.settings.changes_max, self)
+        reading = Reading(action.caravan, action.after, self._opening, self._router, self.settings.changes_max, self)
         self._readings[action.caravan] = reading
         reading.start()
 

@@ -1,0 +1,224 @@
+"""The publisher's process: opens what the settings name, publishes until it is told to stop, says in time that the log fills its disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from roskva.address import bound_socket
+from roskva.capture.datamarkers import SqliteDatamarkers
+from roskva.capture.filtering import for_updates
+from roskva.capture.filters import EVERYTHING
+from roskva.capture.flows import Terms
+from roskva.capture.interface import Datastore
+from roskva.capture.limits import Limits
+from roskva.capture.ownership import Peer
+from roskva.capture.publisher import ApplicationSettings, Publisher, PublisherSettings
+from roskva.capture.running.places import CONTROL, DATAMARKERS, check_places, key_of
+from roskva.capture.settings import Application, CaptureSettings
+from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
+from roskva.capture.watching import Level, log_share, metrics_text
+from roskva.durable import private_directory
+from roskva.errors import InvalidSetting, Unavailable
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.5
+RETRY_S_MAX: Final = 10.0
+LOOK_S: Final = 5.0  # how often it is looked whether the log fills what there is for it
+REMIND_S: Final = 600.0  # how often a trouble that stays is said again
+REQUEST_BYTES_MAX: Final = 8_192
+REQUEST_S_MAX: Final = 10.0
+
+
+def publisher_settings(settings: CaptureSettings) -> PublisherSettings:
+    """Of the file's settings what the publisher takes. Makes the key, if an application needs it and there is none."""
+    check_places(settings)
+    given = settings.publisher
+    return PublisherSettings(
+        name=given.name,
+        listen=given.listen,
+        control=given.data / CONTROL,
+        applications={name: _application(settings, name, one) for name, one in settings.applications.items()},
+        shards=settings.dataset.sharding,
+        peers=tuple(Peer(*peer.split("@")) for peer in given.peers),
+        limits=Limits(
+            policy=given.policy,
+            caravans_max=given.caravans_max,
+            caravan_rate_max=given.caravan_rate_max_bytes_per_s,
+            caravans_rate_total_max=given.caravans_rate_total_max_bytes_per_s,
+            datamarker_period_s=given.datamarker_period_s,
+        ),
+        memory_mib_max=given.memory_mib_max,
+    )
+
+
+def check_datamarkers(settings: CaptureSettings, datamarkers: Path | None) -> None:
+    """Publishers that do not see each other's datamarkers would all own every flow."""
+    if len(settings.publisher.peers) > 1 and datamarkers is None:
+        raise InvalidSetting(
+            "publisher.peers names several publishers, which must share the place of their datamarkers: start each with --datamarkers FILE."
+        )
+
+
+def _application(settings: CaptureSettings, name: str, given: Application) -> ApplicationSettings:
+    return ApplicationSettings(
+        key=key_of(settings, name),
+        passes=None if given.wanted == EVERYTHING else for_updates(given.wanted),
+        terms=Terms(given.real_time_only, given.max_age_s, given.max_staleness_s),
+        start=given.start,
+        balance=given.balance,
+        regions=dict.fromkeys(range(settings.dataset.shards), given.region) if given.region else {},
+    )
+
+
+async def publish(
+    settings: CaptureSettings,
+    stop: asyncio.Event,
+    metrics: str = "",
+    datamarkers: Path | None = None,
+    ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Run the publisher until `stop`.
+
+    `metrics`: HOST:PORT for Prometheus. `datamarkers`: their file, if it is not in the data directory: publishers of the same data on one
+    machine share one. `ready` is told the publisher's address when it reads and listens.
+    """
+    check_datamarkers(settings, datamarkers)
+    given = publisher_settings(settings)
+    private_directory(settings.publisher.data)
+    async with AsyncExitStack() as stack:
+        datastore = datastore_of(settings)
+        stack.push_async_callback(asyncio.to_thread, datastore.close)
+        marks = SqliteDatamarkers(datamarkers or settings.publisher.data / DATAMARKERS, settings.dataset.name)
+        stack.push_async_callback(asyncio.to_thread, marks.close)
+        if not await _prepared(datastore, stop):
+            return
+        publisher = Publisher(given, datastore, marks)
+        starting = asyncio.create_task(publisher.start())
+        if not await _first(starting, stop):
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+            return
+        stack.push_async_callback(publisher.stop)
+        place = await asyncio.to_thread(place_of_disk, settings)
+        watch = asyncio.create_task(Watch(publisher, place).for_ever(), name="watch")
+        stack.push_async_callback(_ended, watch)
+        if metrics:
+            await stack.enter_async_context(_MetricsServer(metrics, lambda: metrics_text(publisher.status(), free_bytes(place))))
+        ready(publisher.address)
+        assert publisher.failed is not None
+        await _first(publisher.failed, stop)
+
+
+async def _prepared(datastore: Datastore, stop: asyncio.Event) -> bool:
+    """Publication and slot are there; waits for a datastore that does not answer yet. False: it shall stop."""
+    delay_s = RETRY_S
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(datastore.prepare)
+            return True
+        except Unavailable as error:
+            log.warning("The datastore cannot be prepared yet, which is tried again in %.1f s: %s", delay_s, error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await stop.wait()
+        delay_s = min(RETRY_S_MAX, delay_s * 2)
+    return False
+
+
+async def _first(work: asyncio.Future[None], stop: asyncio.Event) -> bool:
+    """Wait for either. True: the work is done, and was not in vain; what it raised is raised."""
+    stopped = asyncio.create_task(stop.wait())
+    either: list[asyncio.Future[Any]] = [work, stopped]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _ended(stopped)
+    if not work.done():
+        return False
+    work.result()
+    return True
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+class Watch:
+    """Says in time that the log fills what there is for it, and says it again while that is so."""
+
+    def __init__(self, publisher: Publisher, place: Path | None) -> None:
+        self._publisher = publisher
+        self._place = place
+        self._level = Level.FINE
+        self._said_s = 0.0
+
+    async def for_ever(self) -> None:
+        while True:
+            try:
+                self.look(time.monotonic())
+            except Exception:
+                log.exception("It could not be looked how full the log is.")
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now_s: float) -> None:
+        retained = self._publisher.retained
+        held = log_share({"bytes_behind": retained.bytes_behind, "bytes_max": retained.bytes_max}, free_bytes(self._place))
+        before, self._level = self._level, held.level
+        if self._level is Level.FINE:
+            if before is not Level.FINE:
+                log.warning("The log that is held for capture is %.0f %% of %s again.", 100 * (held.share or 0.0), held.limit)
+            return
+        if self._level is before and now_s - self._said_s < REMIND_S:
+            return
+        self._said_s = now_s
+        log.log(
+            logging.ERROR if self._level is Level.ALARM else logging.WARNING,
+            "The log that is held for capture is %.0f %% of %s. At 100 %% it is cut, or the disk is full and the database stops. "
+            "`roskva capture status` shows which flow is behind: bring its subscriber back, or take it out of the settings and "
+            "`roskva capture remove` it, which drops what it has not read.",
+            100 * (held.share or 0.0),
+            held.limit,
+        )
+
+
+class _MetricsServer:
+    """GET, whatever the path: the text of now. Nothing else, and no framework for it."""
+
+    def __init__(self, listen: str, text: Callable[[], str]) -> None:
+        self._listen = listen
+        self._text = text
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=bound_socket(self._listen), limit=REQUEST_BYTES_MAX)
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_S_MAX):
+                request = await reader.readuntil(b"\r\n\r\n")
+                if request.startswith(b"GET "):
+                    body = self._text().encode()
+                    head = f"200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {len(body)}"
+                else:
+                    body, head = b"", "405 Method Not Allowed\r\nAllow: GET\r\nContent-Length: 0"
+                writer.write(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode() + body)
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked is gone, or does not speak HTTP
+        finally:
+            writer.close()
