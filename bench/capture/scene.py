@@ -27,7 +27,7 @@ from bench.capture import subscribing
 from bench.capture.publishers import environment, written
 from bench.capture.records import Records
 from bench.service import BenchFailed, free_port
-from roskva.capture.running import CONTROL
+from roskva.capture.running.places import CONTROL
 from roskva.cli.capture_control import NotRunning, ask
 
 PUBLISHER: Final = "publishers"
