@@ -47,6 +47,9 @@ from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, Position
 
 _LOOKS_PER_PERIOD: Final = 16  # at all flows, to see whose token is due
+# Of the period, after which a new stream is first asked: else one whose subscriber or publisher never lives as long as that would begin at
+# the same place each time, for ever.
+_FIRST_TOKEN: Final = 0.1
 
 
 class Core:
@@ -128,7 +131,7 @@ class Core:
         found.connection = connection
         found.stream = Stream(found.epoch, self._convoy.next_number())
         found.credit_bytes = found.window_bytes = window_bytes
-        found.token_s = now_s
+        found.token_s = now_s - (1.0 - _FIRST_TOKEN) * self.limits.datamarker_period_s
         if found.terms.realtime:
             found.datamarker = found.sent = found.taken = max(found.datamarker, self._convoy.lead.position)
         actions.append(Notice(flow, connection, found.stream, found.datamarker))

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from roskva.capture.positions import Position
 
-TAKEOVER_S: Final = 10.0
+TAKEOVER_S: Final = 8.0  # with beats and looks a second apart, a flow whose owner dies goes on after 7 to 10 s
 STEADY_S: Final = 5.0  # that one who came back has to live before flows go back to it, so that one that keeps dying gets none
 
 

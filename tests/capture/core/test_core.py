@@ -146,14 +146,35 @@ def test_tokens_are_sent_periodically_and_only_for_what_is_new() -> None:
     flow = stage.flow("a")
     stage.write(row(1))
     stage.read()
-    assert of(stage.tick(29.0), Token) == []
-    (token,) = of(stage.tick(3.0), Token)
+    assert of(stage.tick(2.0), Token) == []
+    (token,) = of(stage.tick(2.0), Token)  # the first of a stream comes soon
     assert token.position == at(1)
     assert of(stage.tick(60.0), Token) == []  # it was asked for, and the connection loses nothing
-    stage.acknowledge(flow, token.position)
-    stage.write(row(2))
+    stage.write(row(9))
     stage.read()
-    assert [token.position for token in of(stage.tick(60.0), Token)] == [at(2)]
+    (token,) = of(stage.tick(31.0), Token)
+    stage.write(row(10))
+    stage.read()
+    assert of(stage.tick(29.0), Token) == []
+    assert len(of(stage.tick(3.0), Token)) == 1
+    stage.acknowledge(flow, token.position)
+    stage.write(row(12))
+    stage.read()
+    assert [token.position for token in of(stage.tick(60.0), Token)] == [at(12)]
+
+
+def test_a_subscriber_that_never_lives_for_a_period_gets_further_all_the_same() -> None:
+    stage = Stage()
+    flow = stage.flow("a")
+    for life in range(1, 6):
+        stage.write(row(life))
+        stage.tick(1.0)
+        stage.read()
+        for token in of(stage.tick(9.0), Token):
+            stage.store(stage.acknowledge(flow, token.position))
+        stage.perform(stage.core.detached(flow, stage.status(flow).connection or 0))
+        assert stage.status(flow).stored == at(life)
+        stage.attach(flow)
 
 
 def test_a_token_names_only_what_was_sent() -> None:

@@ -53,6 +53,20 @@ async def test_status_shows_flows_caravans_subscribers_and_lag_worst_first(tmp_p
         assert log.gone == 0, "the log is kept for the application that nobody runs"
 
 
+async def test_status_counts_what_caravans_read_that_are_closed_by_now(tmp_path: Path, log: NumberLog) -> None:
+    applications = {"watch": ApplicationSettings(KEY, start="oldest"), "late": ApplicationSettings(KEY, start="oldest")}
+    log.append(100)
+    async with publishing(tmp_path, log, applications=applications) as publisher:
+        for application in applications:
+            watching = Watching(1)
+            async with subscriber(publisher, watching, application):
+                await until(lambda watching=watching: watching.has_all(100))  # type: ignore[misc]
+                await until(lambda: len(publisher.core.caravans()) == 1)
+        status = await command(tmp_path, command="status")
+        assert status["bytes_read"] == 2 * 100 * 8, "each was read for by a caravan of its own, which is closed"
+        assert [caravan["bytes_read"] for caravan in status["caravans"]] == [0]
+
+
 async def test_a_paused_flow_stands_still_until_it_is_resumed_also_over_a_restart(tmp_path: Path, log: NumberLog) -> None:
     watching = Watching(2)
     async with publishing(tmp_path, log, 2) as publisher, subscriber(publisher, watching):
