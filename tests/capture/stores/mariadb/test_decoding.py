@@ -7,11 +7,17 @@ from collections.abc import Iterable
 
 import pytest
 
+from roskva.capture.actions import DataLoss, Send
+from roskva.capture.core import Core
+from roskva.capture.flows import Routed, Terms
+from roskva.capture.limits import Limits
+from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, WHOLE, Position
 from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, MYSQL_GTID, QUERY, ROTATE, TABLE_MAP, XID, Decoder, rotated_to
 from roskva.capture.stores.mariadb.tables import Described
 from roskva.capture.updates import Change, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError
+from tests.capture.core.stage import of
 from tests.capture.stores.mariadb.recorded import EVENTS
 
 CODECS = {8: "cp1252", 33: "utf-8", 45: "utf-8", 63: None}
@@ -24,8 +30,8 @@ def nobody_describes(database: str, table: str) -> Described | None:
     raise AssertionError(f"{database}.{table} is described in the log")
 
 
-def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False) -> Decoder:
-    return Decoder(after, 0, CODECS, nobody_describes, prepared_xa_counts)
+def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False, last: int = 0) -> Decoder:
+    return Decoder(after, 0, CODECS, nobody_describes, prepared_xa_counts, last)
 
 
 def decoded(events: Iterable[bytes], after: Position = BEGINNING, whole_up_to: int | None = None) -> tuple[list[Change], Position]:
@@ -136,8 +142,40 @@ def test_a_server_that_says_that_it_has_lost_something_is_believed() -> None:
     incident = event(INCIDENT, b"\x01\x00\x00")
     with pytest.raises(LogCut) as cut:
         decoded([FORMATTED, group(3), MAPPED, ROWS, DONE, incident])
-    assert cut.value.oldest == Position(0, 3)
-    assert decoded([FORMATTED, group(3), MAPPED, ROWS, DONE, incident], after=Position(0, 8)) == ([], Position(0, 8))
+    assert cut.value.oldest == Position(0, 4, 0)
+    for dealt_with in (Position(0, 8), Position(0, 4, 0)):
+        assert decoded([FORMATTED, group(3), MAPPED, ROWS, DONE, incident], after=dealt_with) == ([], dealt_with)
+    with pytest.raises(LogCut):  # also if reading began right before it
+        decoder(Position(0, 3), last=3).decode(incident, [])
+
+
+def test_what_a_server_has_lost_is_told_to_subscribers_once_and_reading_goes_on() -> None:
+    core, flow = Core(Limits()), FlowName("a", 0)
+    core.start(BEGINNING, 0.0)
+    core.add(flow, Terms(), BEGINNING, 1, True, 0.0)
+    core.attached(flow, 7, 2**20, 0.0)
+    log = [FORMATTED, group(3), MAPPED, ROWS, DONE, event(INCIDENT, b"\x01\x00\x00"), group(4), MAPPED, ROWS, DONE]
+    losses, sent = list[tuple[FlowName, Position, Position]](), list[str]()
+    for _ in range(2):
+        (caravan,) = core.caravans()
+        lead, after = caravan.caravan, caravan.position
+        decoding, changes = decoder(after), list[Change]()
+        cut: LogCut | None = None
+        try:
+            for each in log:
+                decoding.decode(each, changes)
+        except LogCut as error:
+            cut = error
+        routed = [Routed(change.position, 0, frozenset("a"), 10, change.committed_us, None) for change in changes]
+        actions = core.read(lead, after, routed, decoding.reached, 100, 0.0, 0)
+        if cut is not None:
+            assert isinstance(cut.oldest, Position)
+            actions += core.cut(lead, cut.oldest, 0.0)
+        core.check()
+        losses += [(action.flow, action.lost_after, action.lost_to) for action in of(actions, DataLoss)]
+        sent += [str(update.position) for action in of(actions, Send) for update in action.updates]
+    assert losses == [(flow, Position(0, 3), Position(0, 4, 0))]
+    assert sent == ["0/3.1", "0/3.2", "0/4.1", "0/4.2"]
 
 
 def test_rows_of_a_table_without_a_map_are_damage() -> None:

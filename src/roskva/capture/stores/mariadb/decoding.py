@@ -79,7 +79,10 @@ def sequence_of(event: bytes) -> int:
 class Decoder:
     """Of one reader. The caller hands over every event in order, and says where each file begins."""
 
-    def __init__(self, after: Position, domain: int, codecs: Codecs, describe: Describe, prepared_xa_counts: bool = False) -> None:
+    def __init__(
+        self, after: Position, domain: int, codecs: Codecs, describe: Describe, prepared_xa_counts: bool = False, last: int = 0
+    ) -> None:
+        """`last`: the sequence of the last group before the place where reading begins."""
         self.reached = after
         self._after = after
         self._domain = domain
@@ -89,7 +92,7 @@ class Decoder:
         self._checksum = False
         self._whole_up_to: int | None = None
         self._known: dict[int, Known] = {}  # by the table's number
-        self._last = 0  # sequence of the last group, to see that they grow
+        self._last = last  # sequence of the last group, to see that they grow
         self._sequence = 0
         self._wanted = False  # whether the present group comes after `after`
         self._standalone = False
@@ -188,9 +191,10 @@ class Decoder:
         self._wanted = False
 
     def _incident(self) -> None:
-        """The server itself says that it could not log something. It goes on in a new file, which begins after what was reached."""
+        """The server itself says that it could not log something: it is lost, whatever it was. What follows has the next number or a
+        later one, so a place before that number is after the loss, and whoever has all up to the last number has lost something."""
         if self._last >= self._after.sequence:
-            raise LogCut(self.reached, Position(0, self._last))
+            raise LogCut(self.reached, Position(0, self._last + 1, 0))
 
     def _refuse(self, what: str, needs: str) -> None:
         raise CaptureRefused(f"The log has {what}, in the commit after {self.reached}. Capture needs {needs}.")
