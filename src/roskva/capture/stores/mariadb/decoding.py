@@ -12,7 +12,6 @@ What MariaDB and MySQL do differently is in `_mariadb_group` and `_mysql_group`,
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Sequence
 from struct import Struct
@@ -21,6 +20,7 @@ from typing import Final
 
 from roskva.capture.positions import WHOLE, Position
 from roskva.capture.stores.mariadb.images import Image, Known
+from roskva.capture.stores.mariadb.statements import emptied_by, written_by
 from roskva.capture.stores.mariadb.tables import Codecs, Describe, Table, lenenc, read_table_map
 from roskva.capture.updates import Change, Columns, Operation, Value
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
@@ -45,16 +45,6 @@ TABLES_MAX: Final = 10_000  # whose maps are remembered; at the limit all are fo
 
 _HEADER: Final = Struct("<IBIIIH")
 _NO_TABLE: Final = 0xFFFFFF  # the number in a row event that only ends a statement
-_NAME: Final = r'(?:`((?:[^`]|``)+)`|"((?:[^"]|"")+)"|([\w$]+))'
-_GAP: Final = r"(?:\s|/\*(?!M?!)(?:[^*]|\*(?!/))*\*/|--\s[^\n]*\n|\#[^\n]*\n)"  # white space and comments, each in one way only
-_WHOLE_NAME: Final = rf"{_NAME}(?:{_GAP}*\.{_GAP}*{_NAME})?"
-_SETTING: Final = rf"{_GAP}*(?:SET{_GAP}+STATEMENT\b.*?\bFOR{_GAP}+)?"
-# What empties a table and has no rows. The server itself writes DELETE for a table in memory that a restart has emptied.
-_EMPTIES: Final = re.compile(
-    rf"{_SETTING}(?:TRUNCATE{_GAP}*(?:TABLE\b{_GAP}*)?{_WHOLE_NAME}|DELETE{_GAP}+FROM{_GAP}*{_WHOLE_NAME}{_GAP}*;?{_GAP}*\Z)",
-    re.IGNORECASE | re.DOTALL,
-)
-_WRITES: Final = re.compile(rf"{_SETTING}(INSERT|UPDATE|DELETE|REPLACE|LOAD)\b", re.IGNORECASE | re.DOTALL)
 _STATUS_BYTES: Final = {0: 4, 1: 8, 3: 4}  # of the variables that stand before the character set, in a statement's event
 
 
@@ -222,12 +212,11 @@ class Decoder:
         if text == "BEGIN":
             self._standalone = False
             return
-        emptied = _EMPTIES.match(text)
-        if emptied:
-            names = [group.replace("``", "`").replace('""', '"') for group in emptied.groups() if group]
-            self._add_truncate(names[-2] if len(names) > 1 else database, names[-1], end, changes)
-        elif written := _WRITES.match(text):
-            self._refuse(f"the statement {written[1].upper()} instead of the rows that it changed", "binlog_format=ROW in every session")
+        emptied = emptied_by(text, database)
+        for one in emptied:
+            self._add_truncate(*one, end // len(emptied), changes)
+        if not emptied and (verb := written_by(text)):
+            self._refuse(f"the statement {verb} instead of the rows that it changed", "binlog_format=ROW in every session")
         if self._standalone:
             self._known.clear()  # for tables that somebody must describe as they are now
             self._end()
