@@ -25,7 +25,8 @@ comes as such); true and false are no numbers. Of an update only what is true af
 is not told of, nor is a deleted row, unless the log has the columns (in Postgres: REPLICA IDENTITY FULL) or the filter asks for its key.
 
 What cannot be decided passes, with `not` and without: an unchanged column that the log left out (TOAST), also of the key, and a text longer
-than VALUE_CHARACTERS_MAX before a regular expression. The application gets too much then, never too little."""
+than VALUE_CHARACTERS_MAX before a regular expression. The application gets too much then, never too little.
+"""
 
 from __future__ import annotations
 
