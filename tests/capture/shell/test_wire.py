@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -98,6 +100,57 @@ def test_what_msgpack_cannot_hold_is_sent_as_bytes_or_text_and_not_dropped() -> 
     assert came.columns["torn"] == b"caf\xe9"
     assert came.columns["lone"] == b"\xed\xa0\x80"
     assert came.columns["large"] == str(2**70)
+
+
+HALF, OTHER_HALF = "\ud800", "\ud801"
+
+
+@pytest.mark.parametrize(
+    ("place", "given_as", "comes_as"),
+    [
+        ("database", HALF, r"\ud800"),
+        ("table", "caf\udce9", r"caf\udce9"),
+        ("key", {HALF: 1}, {r"\ud800": 1}),
+        ("columns", {"id": 1, HALF: 2, OTHER_HALF: 3}, {"id": 1, r"\ud800": 2, r"\ud801": 3}),
+        ("columns", {HALF: HALF, "large": 2**70}, {r"\ud800": b"\xed\xa0\x80", "large": str(2**70)}),
+        ("old_key", {HALF: 1}, {r"\ud800": 1}),
+        ("unchanged", ("text", HALF), ("text", r"\ud800")),
+        ("attached", {HALF: 1}, {r"\ud800": 1}),
+    ],
+)
+def test_a_name_that_is_no_text_is_sent_with_backslashes_wherever_it_stands(place: str, given_as: Any, comes_as: Any) -> None:
+    """One such name, in a message that any user of the database may write, would stop the publisher of all."""
+    sent = [a_change(0, text="x"), a_change(1)._replace(**{place: given_as}), a_change(2, text="x")]
+    came = through(Schemas(), Decoding(), sent)
+    assert came == [sent[0], sent[1]._replace(**{place: comes_as}), sent[2]]
+
+
+any_names = st.text(st.characters(), max_size=8)
+any_columns = st.dictionaries(any_names, values | any_names | st.integers(), max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Change,
+            st.just(Position(3, 1, 1)),
+            st.just(5),
+            st.sampled_from(Operation),
+            any_names,
+            any_names,
+            any_columns,
+            any_columns,
+            st.none() | any_columns,
+            st.lists(any_names, max_size=2).map(tuple),
+            st.none() | any_columns,
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_the_names_and_values_are_every_change_gets_through(sent: list[Change]) -> None:
+    came = through(Schemas(), Decoding(), sent)
+    assert [(change.position, change.operation) for change in came] == [(change.position, change.operation) for change in sent]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])

@@ -31,6 +31,7 @@ REOPEN_S: Final = 0.1
 REOPEN_S_MAX: Final = 10.0
 ROW_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024  # a larger change cannot be sent: it is told as lost
 TOO_LARGE: Final = Row(-1, b"")
+SETS_MAX: Final = 1_024  # combinations of applications that are kept, to have each once; at the limit all are forgotten
 BURST_S: Final = 0.1  # of its pace, that a reader which stood still may read at once
 CUTS_MAX: Final = 8  # one after the other, with no reader opened in between: then the log cannot be read where it says that it begins
 TELL_S: Final = 10.0  # flows are told of a loss at most so often while nothing can be read
@@ -90,7 +91,12 @@ class Router:
         if not passed:
             return all_of
         found = all_of.union(passed)
-        return self._sets.setdefault(found, found)
+        known = self._sets.get(found)
+        if known is None:
+            if len(self._sets) >= SETS_MAX:
+                self._sets = {}
+            known = self._sets.setdefault(found, found)
+        return known
 
 
 class Opening:
