@@ -272,7 +272,7 @@ def test_what_the_example_shows_as_defaults_are_the_defaults_and_all_of_it_is_ac
                     f"{default:g}" if isinstance(default, float) else "",
                     _mib(default),
                 ), name
-    assert shown["publisher"]["takeover_s"] == 10
+    assert shown["publisher"]["takeover_s"] == 8
     assert kind != "postgres" or shown["datastore"]["replace_lost_slot"] is False
     for section in (shown["publisher"], shown["applications"]["search"], shown["roskva"], shown["datastore"]):
         for setting_name in [one for one in section if one.endswith("_file")]:
