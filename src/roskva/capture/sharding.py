@@ -36,7 +36,7 @@ from typing import Final, TypeAlias
 from roskva.capture.updates import Change, Columns, Operation, Value
 from roskva.errors import InvalidFilter
 
-SHARDS_MAX: Final = 65_536
+SHARDS_MAX: Final = 8_192
 RULE_CHARACTERS_MAX: Final = 1_024
 HASHED_MAX: Final = 16  # columns in one hash
 _BETWEEN: Final = b"\x1f"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from roskva.capture.datamarkers import SqliteDatamarkers
 from roskva.capture.flows import Terms
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings, Publisher
-from roskva.capture.subscriber import Callbacks, Shard, Subscriber, flow
+from roskva.capture.subscriber import Callbacks, Shard, Subscriber, flow, service
 from roskva.capture.updates import Update
-from roskva.errors import BadRequest, CaptureRefused, TooManyConnections
+from roskva.errors import BadRequest, CaptureRefused, LogCut, TooManyConnections
 from tests.capture.shell.numberlog import KEY, NumberLog, number_of
 from tests.capture.shell.serving import LIMITS, publishing, settings_of, subscriber
 from tests.capture.shell.watching import Watching, until
@@ -338,6 +339,62 @@ async def test_a_strategy_of_the_users_own_that_answers_nonsense_harms_nobody(tm
         subscriber(publisher, watching),
     ):
         await until(lambda: watching.has_all(20))
+
+
+async def test_what_keeps_the_log_is_made_again_as_soon_as_it_is_missed(
+    tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody dropped the slot, while the readers that are open read on."""
+    prepared: list[int] = []
+    confirm = log.confirm
+
+    def refuse(position: Position) -> None:
+        if not prepared:
+            raise LogCut(position, Position(0, log.count))
+        confirm(position)
+
+    monkeypatch.setattr(log, "confirm", refuse)
+    monkeypatch.setattr(log, "prepare", lambda: prepared.append(1))
+    watching = Watching(1)
+    log.append(50)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, watching):
+        await until(lambda: prepared == [1])
+        await until(lambda: log.confirmed == 50)
+    assert watching.losses == []
+
+
+async def test_a_load_that_cannot_be_told_keeps_no_subscriber_from_living(tmp_path: Path, log: NumberLog) -> None:
+    def fails() -> float:
+        raise ValueError("a mistake")
+
+    watching = Watching(1)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, watching, load=fails) as busy:
+        await until(lambda: bool(busy.shards))
+        await asyncio.sleep(0.2)  # some beats
+        log.append(10)
+        await until(lambda: watching.has_all(10))
+
+
+async def test_a_callback_that_swallows_its_cancellation_does_not_hold_up_the_stop(
+    tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STOP_S_MAX", 0.1)
+    monkeypatch.setattr(service, "CANCELLED_S_MAX", 0.1)
+    let_go = asyncio.Event()
+
+    class Stubborn(Watching):
+        async def on_updates(self, shard: Shard, updates: Sequence[Update]) -> None:  # type: ignore[override]
+            self.total += len(updates)
+            while not let_go.is_set():
+                with suppress(asyncio.CancelledError):
+                    await let_go.wait()
+
+    stubborn = Stubborn(1)
+    log.append(1)
+    async with publishing(tmp_path, log) as publisher:
+        async with asyncio.timeout(5.0), subscriber(publisher, stubborn):
+            await until(lambda: stubborn.total == 1)
+        let_go.set()
 
 
 async def test_weights_beyond_reason_are_refused(tmp_path: Path, log: NumberLog) -> None:

@@ -33,7 +33,7 @@ from roskva.capture.publisher.reading import Opening, Reading, Router, Routing
 from roskva.capture.publisher.settings import ApplicationSettings, PublisherSettings
 from roskva.capture.publisher.status import Statistics, status_of
 from roskva.capture.rows import Schemas
-from roskva.errors import InvalidSetting, RoskvaError
+from roskva.errors import InvalidSetting, LogCut, RoskvaError
 
 log = logging.getLogger(__name__)
 
@@ -357,9 +357,18 @@ class Publisher:
             except RoskvaError as error:
                 self.statistics.datastore = error
                 log.warning("The datastore does not answer: %s", error)
+                if isinstance(error, LogCut):
+                    await self._prepare()
             except Exception as error:
                 self.statistics.datastore = RoskvaError(f"Asking the datastore failed: {type(error).__name__} {error}.")
                 log.exception("Asking the datastore failed, which is tried again.")
+
+    async def _prepare(self) -> None:
+        """What keeps the log for us is gone: made again now, and not when a reader opens next, it keeps all that comes from now on."""
+        try:
+            await self._loop.run_in_executor(self._thread, self._datastore.prepare)
+        except RoskvaError as error:
+            log.warning("The datastore cannot be prepared again: %s", error)
 
     async def _first_look(self) -> tuple[str, Retained]:
         delay_s = RETRY_S

@@ -19,7 +19,7 @@ from roskva.capture.updates import Change, Update
 from roskva.capture.wire import KEY_BYTES_MIN
 from roskva.errors import InvalidSetting
 
-SHARDS_MAX: Final = 65_536
+FLOWS_MAX: Final = 8_192  # of a publisher: it looks at all of them many times a second, which takes some 50 ms of each second then
 
 # Where a flow begins that has no datamarker yet: at the log's end, at its oldest, at a time (seconds since 1970), or at a position.
 Start: TypeAlias = Literal["end", "oldest"] | float | Position
@@ -86,8 +86,12 @@ class PublisherSettings:
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64:
             raise InvalidSetting("A publisher needs a name of 1 to 64 characters.")
-        if not 1 <= self.shards.shards <= SHARDS_MAX:
-            raise InvalidSetting(f"A dataset has from 1 to {SHARDS_MAX:,} shards.")
+        flows = self.shards.shards * max(1, len(self.applications))
+        if not 1 <= flows <= FLOWS_MAX:
+            raise InvalidSetting(
+                f"{self.shards.shards:,} shards for {len(self.applications)} applications are {flows:,} flows: a publisher has from 1 to"
+                f" {FLOWS_MAX:,}. Divide the dataset into fewer shards."
+            )
         if self.peers and self.name not in {peer.name for peer in self.peers}:
             raise InvalidSetting(f"The publisher {self.name!r} is not among its peers: {', '.join(peer.name for peer in self.peers)}.")
 

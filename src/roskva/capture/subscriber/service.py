@@ -36,6 +36,7 @@ WINDOW_BYTES: Final = 2**20  # of one flow: what may wait here for the applicati
 RECONNECT_S: Final = 0.1
 RECONNECT_S_MAX: Final = 10.0
 STOP_S_MAX: Final = 10.0
+CANCELLED_S_MAX: Final = 2.0
 PUBLISHERS_MAX: Final = 10_000
 
 
@@ -104,7 +105,8 @@ class Subscriber:
         for flow in self._running:
             log.warning("A callback of %s did not return, and is cancelled.", flow.shard)
             flow.cancel()
-        await asyncio.gather(*(flow.finished() for flow in self._running))
+        if self._running:  # one that swallows its cancellation is left to itself
+            await asyncio.wait([asyncio.ensure_future(flow.finished()) for flow in self._running], timeout=CANCELLED_S_MAX)
         await asyncio.gather(*(connection.leave() for connection in list(self._connections.values())))
         for task in self._tasks:
             task.cancel()
@@ -131,7 +133,10 @@ class Subscriber:
     @property
     def load(self) -> float:
         if self._load is not None:
-            return self._load()
+            try:
+                return self._load()
+            except Exception:
+                log.exception("The load of this process could not be told: the length of its queues stands for it.")
         flows = [flow for flow in self._flows.values() if not flow.ended]
         # A queue that is four fifths full is that of a process which cannot follow: what is under way never lets it be quite full.
         return 1.25 * sum(flow.held_bytes / flow.window_bytes for flow in flows) / len(flows) if flows else 0.0
