@@ -3,9 +3,10 @@
     python examples/redis/refill.py --publisher 127.0.0.1:8480 --key-file try/cache.key
 
 Each row becomes a hash `TABLE:KEY` with the row as JSON and where it stood in the log. What comes again, after a restart, is older than
-what is there or the same, and changes nothing: so a reader never sees a value go back. With `--invalidate` the row is only deleted from the
-cache, for an application that fills it itself. If the database has dropped part of its log unread, the whole cache is emptied: nobody
-knows what changed.
+what is there or the same, and changes nothing: so a reader never sees a value go back. A change whose row the log has not whole (a large
+value that stayed as it was) deletes the row from the cache: readers take it from the database, as all that is not there. With
+`--invalidate` the row is only deleted from the cache, for an application that fills it itself. If the database has dropped part of its log
+unread, the whole cache is emptied: nobody knows what changed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Refill(Callbacks):
             elif change.operation != Operation.MESSAGE and change.key:
                 if change.old_key is not None:
                     await self._forget(pipe, name_of(change.table, change.old_key), change)
-                if change.operation == Operation.DELETE or self._invalidate:
+                if change.operation == Operation.DELETE or change.unchanged or self._invalidate:
                     await self._forget(pipe, name_of(change.table, change.key), change)
                 else:
                     place = place_of(change.position)

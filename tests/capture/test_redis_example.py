@@ -104,6 +104,17 @@ async def test_what_comes_again_after_a_restart_takes_nothing_back(cache: redis.
     assert await cache.ttl("cache:documents:1") == -1  # it is there again, and stays
 
 
+async def test_a_row_of_which_the_log_leaves_something_out_is_not_stored_without_it(cache: redis.asyncio.Redis) -> None:
+    callbacks = refill.Refill(cache)
+    await callbacks.on_updates(SHARD, [update(1, Operation.INSERT, 1, "one")])
+    seen = update(2, Operation.UPDATE, 1).change._replace(columns={"id": 1}, unchanged=("title",))
+    await callbacks.on_updates(SHARD, [Update(0, seen), update(1, Operation.INSERT, 1, "one")])
+    assert await rows(cache) == {}
+    assert await cache.hget("cache:documents:1", "row") is None
+    await callbacks.on_updates(SHARD, [update(3, Operation.UPDATE, 1, "uno")])
+    assert await rows(cache) == {"cache:documents:1": "uno"}
+
+
 async def test_an_emptied_table_and_lost_changes_empty_the_cache_and_nothing_else(cache: redis.asyncio.Redis) -> None:
     callbacks = refill.Refill(cache)
     await cache.set("other", "kept")

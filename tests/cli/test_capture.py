@@ -44,7 +44,8 @@ def status(*flows: dict[str, Any], **other: object) -> dict[str, Any]:
                       "bytes_read": 2**21, "updates_read": 9}],
         "subscribers": [{"application": "search", "member": "w1:9", "flows": 1, "load": 0.25, "weight": 1.0, "bytes_sent": 9,
                          "waiting_bytes": 0}],
-        "updates_sent": 5, "bytes_sent": 500, "rates": {"read_bytes_per_s": 2048.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0},
+        "updates_sent": 5, "bytes_sent": 500, "bytes_read": 3 * 2**20,
+        "rates": {"read_bytes_per_s": 2048.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0},
         "fenced": 0, "moves": 0, "schemas": 1, "filter_failures": 0,
     }  # fmt: skip
     return usual | other

@@ -80,6 +80,34 @@ def test_a_connection_that_commits_by_itself_is_refused(sqlite: sa.Engine) -> No
     assert waiting(sqlite) == []
 
 
+def test_an_engine_that_commits_by_itself_is_refused(engine: sa.Engine) -> None:
+    automatic = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with automatic.connect() as connection, pytest.raises(BadRequest, match="commits every"):
+        outbox.publish(connection, APPLICATION, "x")
+    with Session(automatic) as session, pytest.raises(BadRequest, match="commits every"):
+        outbox.publish(session, APPLICATION, "x")
+    if engine.dialect.name != "sqlite":  # whose levels are but two
+        with automatic.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
+            outbox.publish(connection, APPLICATION, "in a transaction all the same")
+    automatic.dispose()
+    assert [name for name, _, _ in waiting(engine)] == (["in a transaction all the same"] if engine.dialect.name != "sqlite" else [])
+
+
+def test_a_driver_that_commits_by_itself_is_not_meant_if_an_event_begins_the_transaction(sqlite: sa.Engine) -> None:
+    by_hand = sa.create_engine(sqlite.url)
+    sa.event.listen(by_hand, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
+    with by_hand.connect() as connection, pytest.raises(BadRequest, match="commits every"):
+        outbox.publish(connection, APPLICATION, "x")
+    sa.event.listen(by_hand, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    with by_hand.connect() as connection:
+        outbox.publish(connection, APPLICATION, "doc:1")
+        connection.rollback()
+        outbox.publish(connection, APPLICATION, "doc:2")
+        connection.commit()
+    by_hand.dispose()
+    assert waiting(sqlite) == [("doc:2", None, None)]
+
+
 def test_the_tables_of_the_metadata_are_the_documented_ones(engine: sa.Engine) -> None:
     """Column for column, whether SQLAlchemy or the documented statements make them."""
     documented = _columns(engine)

@@ -47,6 +47,9 @@ from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, Position
 
 _LOOKS_PER_PERIOD: Final = 16  # at all flows, to see whose token is due
+# Of the period, after which a new stream is first asked: else one whose subscriber or publisher never lives as long as that would begin at
+# the same place each time, for ever.
+_FIRST_TOKEN: Final = 0.1
 
 
 class Core:
@@ -128,7 +131,7 @@ class Core:
         found.connection = connection
         found.stream = Stream(found.epoch, self._convoy.next_number())
         found.credit_bytes = found.window_bytes = window_bytes
-        found.token_s = now_s
+        found.token_s = now_s - (1.0 - _FIRST_TOKEN) * self.limits.datamarker_period_s
         if found.terms.realtime:
             found.datamarker = found.sent = found.taken = max(found.datamarker, self._convoy.lead.position)
         actions.append(Notice(flow, connection, found.stream, found.datamarker))
@@ -184,8 +187,8 @@ class Core:
         return self._mark(found, position) if position > found.datamarker else []
 
     def granted(self, flow: FlowName, stream: Stream, more_bytes: int, now_s: float) -> list[Action]:
-        """The subscriber has room for so much more. The last update may go beyond: one larger than any window gets through. Less than 0:
-        what a frame took beyond the sizes of its updates."""
+        """The subscriber has room for so much more, but in all for no more than the window that it was given: the first word of one that
+        was given none is its window. The last update may go beyond: one larger than any window gets through."""
         actions: list[Action] = []
         found = self._convoy.flows.get(flow)
         if found is None:
@@ -193,8 +196,8 @@ class Core:
         if found.stream != stream:
             found.refused += 1
             return actions
-        found.credit_bytes += more_bytes
-        found.window_bytes = max(found.window_bytes, found.credit_bytes)
+        found.window_bytes = found.window_bytes or more_bytes
+        found.credit_bytes = min(found.credit_bytes + more_bytes, found.window_bytes)
         self._convoy.pump(found, actions, now_s)
         if found.caravan is None:
             self._convoy.board_lead_if_it_fits(found)
@@ -317,9 +320,12 @@ class Core:
     # Questions.
 
     def confirmable(self) -> Position | None:
-        """The smallest stored datamarker of all flows, owned and watched: what comes up to it may be dropped. None: there are no flows."""
+        """The smallest stored datamarker of all flows, owned and watched: what comes up to it may be dropped. Where all are real-time ones,
+        nobody needs anything of the past. None: there are no flows."""
+        if not self._convoy.flows and not self._watched:
+            return None
         owned = rearmost(self._convoy.flows.values())
-        return min([*self._watched.values(), *([] if owned is None else [owned])], default=None)
+        return min([*self._watched.values(), *([] if owned is None else [owned])], default=self._convoy.lead.position)
 
     def flows(self) -> list[FlowStatus]:
         return [flow.status(self._convoy.taken(flow)) for flow in self._convoy.flows.values()]

@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 
 EXPRESSION_CHARACTERS_MAX: Final = 256
 POSITIONS_MAX: Final = 512  # characters of the expression when its {2,5} are written out
+PIECES_MAX: Final = 8 * POSITIONS_MAX  # that an automaton is built of: brackets and choices are some, too, also those that hold nothing
 DEPTH_MAX: Final = 32  # of groups within groups
 REPEATS_MAX: Final = 100  # in {2,5}
 STATES_MAX: Final = 256  # remembered; at the limit all are forgotten, and what is needed comes back
@@ -138,6 +139,9 @@ class _Reader:
             raise BadExpression(
                 self._at, "one quantifier follows another; a lazy one changes nothing here, and brackets can hold the first"
             )
+        # What holds no character is the same however often it comes; written out, brackets within brackets of it would never end.
+        if most == 0 or not _holds_any(node):
+            return Sequence(())
         return Repeat(node, least, most)
 
     def _bounds(self, start: int) -> tuple[int, int | None]:
@@ -235,6 +239,17 @@ class _Reader:
         return ((ord(character), ord(character)),)
 
 
+def _holds_any(node: Node) -> bool:
+    """Whether there is a character in it."""
+    match node:
+        case One():
+            return True
+        case Repeat(part):
+            return _holds_any(part)
+        case Sequence(parts) | Choice(parts):
+            return any(map(_holds_any, parts))
+
+
 def _joined(ranges: list[tuple[int, int]]) -> Ranges:
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
@@ -300,6 +315,7 @@ class _Automaton:
     def __init__(self, node: Node) -> None:
         self._positions: list[Ranges] = []
         self._follow: list[int] = []
+        self._pieces = 0
         whole = self._build(node)
         self._first = whole.first
         self._last = whole.last
@@ -363,6 +379,9 @@ class _Automaton:
         return found
 
     def _build(self, node: Node) -> _Piece:
+        self._pieces += 1
+        if self._pieces > PIECES_MAX:
+            raise BadExpression(0, f"with its repetitions written out the expression has more than {PIECES_MAX:,} parts")
         match node:
             case One(ranges):
                 if len(self._positions) >= POSITIONS_MAX:

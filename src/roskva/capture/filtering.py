@@ -107,7 +107,7 @@ def _fetch(key: Key) -> Callable[[Change], Value | _Undecided]:
     name = key.name
     match key.of:
         case "key":
-            return lambda change: change.key.get(name)
+            return lambda change: _UNDECIDED if name in change.unchanged and name not in change.key else change.key.get(name)
         case "old":
             return lambda change: None if change.old_key is None else change.old_key.get(name)
         case "attached":

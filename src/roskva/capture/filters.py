@@ -24,8 +24,8 @@ text, and with bytes that are its UTF-8. A number is compared with numbers, and 
 comes as such); true and false are no numbers. Of an update only what is true after it is asked: a row that leaves what a filter describes
 is not told of, nor is a deleted row, unless the log has the columns (in Postgres: REPLICA IDENTITY FULL) or the filter asks for its key.
 
-What cannot be decided passes, with `not` and without: an unchanged column that the log left out (TOAST), and a text longer than
-VALUE_CHARACTERS_MAX before a regular expression. The application gets too much then, never too little.
+What cannot be decided passes, with `not` and without: an unchanged column that the log left out (TOAST), also of the key, and a text longer
+than VALUE_CHARACTERS_MAX before a regular expression. The application gets too much then, never too little.
 """
 
 from __future__ import annotations

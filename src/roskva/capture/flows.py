@@ -102,7 +102,7 @@ class Flow:
     connection: int | None = None
     stream: Stream | None = None
     credit_bytes: int = 0
-    window_bytes: int = 0  # the most credit that it had
+    window_bytes: int = 0  # the most credit that it may have; 0: its subscriber will say
     caravan: int | None = None
     ahead: bool = False  # of its caravan: updates up to `taken` are not for it
     paused: str | None = None  # why

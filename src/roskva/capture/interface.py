@@ -68,7 +68,8 @@ class Datastore(Protocol):
     def read_after(self, position: Position) -> Reader:
         """A reader whose first change is the one after this position, even in the middle of a commit.
 
-        Raises LogCut if that change is gone, WrongHistory if the position is one that this replica has never had.
+        Raises LogCut if that change is gone, or was undone by the promotion of a replica that never had it; WrongHistory if the position
+        is one that this replica has never had and can say nothing of.
         """
         ...
 

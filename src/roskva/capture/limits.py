@@ -12,6 +12,7 @@ from roskva.errors import BadRequest
 
 CATCH_UP_MIN: Final = 1.25  # Wormhole 3.1: "typically 1.25 to 2 times faster"
 CATCH_UP_MAX: Final = 2.0
+CARAVANS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ class Limits:
     choke_max_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.caravans_max < 1:
-            raise BadRequest(f"caravans_max is {self.caravans_max}: at least 1 caravan is needed to read anything.")
+        for name in ("caravans_max", "buffer_updates_max", "buffer_bytes_max", "buffers_bytes_max"):
+            if not isinstance(getattr(self, name), int):
+                raise BadRequest(f"{name} is {getattr(self, name)}: a whole number is expected.")
+        if not 1 <= self.caravans_max <= CARAVANS_MAX:
+            raise BadRequest(f"caravans_max is {self.caravans_max}: 1 to {CARAVANS_MAX} caravans can read.")
         if not CATCH_UP_MIN <= self.catch_up_factor <= CATCH_UP_MAX:
             raise BadRequest(f"catch_up_factor is {self.catch_up_factor}: {CATCH_UP_MIN} to {CATCH_UP_MAX} is expected.")
         if not 0.0 <= self.close_share <= 1.0:

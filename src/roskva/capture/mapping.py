@@ -14,6 +14,8 @@ A column in braces is looked for in the row after the change, then in its key, t
   part of it, since a version is one number: all rows of a commit have one version, and when the history changes (a replica was promoted,
   and may not have what was told of last) the application is reset: its epoch rises, and lower versions count again. What still comes from
   an earlier history after that is invalidated, not published: its number may be one that the new history has for something else.
+- A message is of no row, also if its prefix is the name of a table. (That a range of rows was deleted is one in RocksDB: all that begin
+  like the template are invalidated.)
 - A version that is a column says nothing about a deletion, nor about the object that a changed key left: these are invalidated.
 
 What a row may lack, and what happens then; each is counted in `counts`:
@@ -38,7 +40,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from roskva.capture.updates import Change, Columns, Operation, Value
+from roskva.capture.updates import RANGE_DELETED, Change, Columns, Operation, Value
 from roskva.errors import InvalidDevice, InvalidFilter
 from roskva.model import NAME_BYTES_MAX, VERSION_MAX, check_device
 
@@ -210,6 +212,8 @@ class Mapper:
         if history is not None and change.position.history > history:
             found.append(Reset(change.position.history))
         of_the_past = history is not None and change.position.history < history
+        if change.operation is Operation.MESSAGE and change.columns.keys() != RANGE_DELETED:
+            return found
         for rule in self._rules.get(change.table, ()):
             if change.operation is Operation.TRUNCATE:
                 for template in rule.objects:

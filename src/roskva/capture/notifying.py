@@ -11,8 +11,9 @@ is left out and counted in `refused`: no repetition would make it valid.
 
 A change of history (mapping.py) resets the application, with the operators' key, before anything of the new history is published and
 after all of the old one that was under way. The history that was published last is kept in a file, since a publisher may fail over while
-this does not run. Several processes of one application each have their own, and each resets: that is safe, and everyone fetches once for
-each. Changes that were lost (`on_data_loss`) make every object unknown that a mapping can name.
+this does not run; a process that has no such file yet takes that of the datamarker after which its flow begins. Several processes of one
+application each have their own, and each resets: that is safe, and everyone fetches once for each. Changes that were lost (`on_data_loss`)
+make every object unknown that a mapping can name.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import json
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from roskva.capture.mapping import Invalidate, Mapper, Publish, Reset, coalesced
-from roskva.capture.positions import Position
+from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.subscriber.callbacks import Callbacks, Shard
 from roskva.capture.updates import Update
 from roskva.durable import private_directory, sync_directory
@@ -216,13 +217,15 @@ class Notifier(Callbacks):
         self._gate = _Gate()
         self._noting = asyncio.Lock()
         self._retry_max_s = retry_max_s
+        # After which position the flow of a shard began here: what is up to there was published, whoever did it.
+        self.began_after: Callable[[Shard], Position | None] = lambda _: None
 
     async def on_updates(self, shard: Shard, updates: Sequence[Update]) -> None:
         async with self._batches:
             done = 0
             while done < len(updates):
                 async with self._gate.shared():
-                    done, history = await self._until_reset(shard.dataset, updates, done)
+                    done, history = await self._until_reset(shard, updates, done)
                 if history is not None:
                     async with self._gate.alone():
                         await self._reset(shard.dataset, history)
@@ -233,10 +236,14 @@ class Notifier(Callbacks):
         async with self._batches:
             await self._perform(self.mapper.everything())
 
-    async def _until_reset(self, dataset: str, updates: Sequence[Update], start: int) -> tuple[int, int | None]:
+    async def _until_reset(self, shard: Shard, updates: Sequence[Update], start: int) -> tuple[int, int | None]:
         """How many are done, and the history that the next one begins."""
+        dataset = shard.dataset
         if dataset not in self._histories:
-            await self._note(dataset, updates[start].change.position.history, first=True)
+            # Another host's notifier may have published all before: the datamarker tells of which history that was.
+            after = self.began_after(shard) or BEGINNING
+            last = after if after > BEGINNING else updates[start].change.position
+            await self._note(dataset, last.history, first=True)
         history = self._histories[dataset]
         pending: list[Publish | Invalidate] = []
         next_history, done = None, start

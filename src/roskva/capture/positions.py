@@ -7,7 +7,9 @@ never by a place in a file, which each replica has for itself. A datamarker is a
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
 
 from roskva.errors import BadRequest
 
@@ -17,12 +19,13 @@ _FORM: Final = re.compile(r"(\d{1,10})/(\d{1,19})(?:\.(\d{1,10}))?")
 
 
 class Position(NamedTuple):
-    """Compared as written: by history, then sequence, then index."""
+    """Compared as written: by history, then sequence, then index. The limits are those of what comes over a wire."""
 
-    history: int  # grows when a replica becomes the one that is written to (Postgres: the timeline); 0 where there is one only
-    sequence: int  # of the commit: grows, and may have gaps
+    # Grows when a replica becomes the one that is written to (Postgres: the timeline); 0 where there is one only.
+    history: Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+    sequence: Annotated[int, Meta(ge=0, le=NUMBER_MAX)]  # of the commit: grows, and may have gaps
     # Of the update within its commit, from 1; 0: before the first of them; WHOLE: all of them.
-    index: int = WHOLE  # type: ignore[assignment]  # a tuple's method of this name, which nobody needs here
+    index: Annotated[int, Meta(ge=0, le=WHOLE)] = WHOLE  # type: ignore[assignment]  # a tuple's method of this name, which nobody needs here
 
     def __str__(self) -> str:
         return f"{self.history}/{self.sequence}" + ("" if self.index == WHOLE else f".{self.index}")

@@ -9,8 +9,8 @@ with the history in the Updates frame around it. Schema 0 needs no Schema frame;
 
     [sequence, index, committed_us, 0, operation, database, table, key, columns, old_key, unchanged, attached]
 
-with key, columns, old_key and attached as maps or nil. It serves what has no fixed form, once the schemas are used up. A row is encoded
-once, whoever it goes to.
+with key, columns, old_key and attached as maps or nil. It serves what has no fixed form, once the schemas are used up, and what has a name
+that is no text (half of a surrogate pair), which is sent with backslashes: "\\ud800". A row is encoded once, whoever it goes to.
 """
 
 from __future__ import annotations
@@ -74,21 +74,23 @@ class Schemas:
         schema = self._known.get(kind)
         if schema is None:
             schema = self._named(kind, change, in_columns)
-        row: tuple[object, ...]
         if schema.number == 0:
             row = (position[1], position[2], committed_us, 0, operation, database, table, key, columns, old_key, unchanged, attached)
-        else:
-            row = (position[1], position[2], committed_us, schema.number, *columns.values())
-            if not in_columns:
-                row += tuple(key.values())
-            if old_key is not None:
-                row += tuple(old_key.values())
-            if attached is not None:
-                row += tuple(attached.values())
+            try:
+                return Row(0, _encode(row))
+            except (UnicodeEncodeError, OverflowError, TypeError):
+                return Row(0, _encode(_sendable_whole(change)))
+        values: tuple[object, ...] = (position[1], position[2], committed_us, schema.number, *columns.values())
+        if not in_columns:
+            values += tuple(key.values())
+        if old_key is not None:
+            values += tuple(old_key.values())
+        if attached is not None:
+            values += tuple(attached.values())
         try:
-            return Row(schema.number, _encode(row))
+            return Row(schema.number, _encode(values))
         except (UnicodeEncodeError, OverflowError, TypeError):
-            return Row(schema.number, _encode(tuple(_sendable(value) for value in row)))
+            return Row(schema.number, _encode(tuple(_sendable(value) for value in values)))
 
     def _named(self, kind: tuple[object, ...], change: Change, in_columns: bool) -> Schema:
         with self._lock:
@@ -97,7 +99,7 @@ class Schemas:
                 return known
             table = kind[:3]
             shapes = self._shapes.get(table, 0)
-            if shapes >= SHAPES_MAX or len(self._known) >= SCHEMAS_MAX or not all(isinstance(name, str) for name in change.columns):
+            if shapes >= SHAPES_MAX or len(self._known) >= SCHEMAS_MAX or not _can_be_named(change):
                 return LOOSE
             self._shapes[table] = shapes + 1
             schema = Schema(
@@ -120,6 +122,27 @@ class Schemas:
 _ABSENT: Final = object()
 
 
+def _can_be_named(change: Change) -> bool:
+    """Whether all its names are text: a Schema has no other form for them."""
+    names = [change.database, change.table, *change.columns, *change.key, *change.unchanged]
+    try:
+        "".join([*names, *(change.old_key or ()), *(change.attached or ())]).encode()
+    except (UnicodeEncodeError, TypeError):
+        return False
+    return True
+
+
+def _sendable_whole(change: Change) -> tuple[object, ...]:
+    """A row of schema 0, of a change that has names or values which msgpack cannot hold."""
+    position, committed_us, operation, database, table, key, columns, old_key, unchanged, attached, _ = change
+    where = (position.sequence, position.index, committed_us, 0, operation, _sendable_name(database), _sendable_name(table))
+    return (*where, *map(_sendable, (key, columns, old_key)), tuple(map(_sendable_name, unchanged)), _sendable(attached))
+
+
+def _sendable_name(name: object) -> str:
+    return str(name).encode(errors="backslashreplace").decode()
+
+
 def _sendable(value: object) -> object:
     """What msgpack cannot hold, as a datastore should not have given it to us: text that is no text as bytes, large numbers as text."""
     if isinstance(value, str):
@@ -131,7 +154,7 @@ def _sendable(value: object) -> object:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name).encode(errors="replace").decode(): _sendable(inner) for name, inner in value.items()}
+        return {_sendable_name(name): _sendable(inner) for name, inner in value.items()}
     if value is None or isinstance(value, int | float | bytes | tuple):
         return value
     return str(value)

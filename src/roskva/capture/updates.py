@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from roskva.capture.positions import Position
 
@@ -22,7 +22,11 @@ class Operation(StrEnum):
     UPDATE = "update"
     DELETE = "delete"
     TRUNCATE = "truncate"  # the whole table: no key, no columns
-    MESSAGE = "message"  # of no row: the producer wrote it into the log itself
+    MESSAGE = "message"  # of no row: the producer wrote it into the log itself; or RANGE_DELETED
+
+
+# The columns of a MESSAGE that says that a range of a table's rows was deleted (RocksDB): which ones, the log does not have.
+RANGE_DELETED: Final = frozenset(("delete_from", "delete_before"))
 
 
 class Change(NamedTuple):

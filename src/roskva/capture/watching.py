@@ -134,6 +134,7 @@ def _metrics(status: Mapping[str, Any], disk_free_bytes: int | None) -> Iterator
     yield from _metric("gauge", "problems", "What does not work now: `roskva capture status` names it.", [({}, len(status["problems"]))])
     yield from _metric("gauge", "subscribers", "Processes that are connected.", [({}, len(status["subscribers"]))])
     yield from _metric("gauge", "caravans", "Readers of the log.", [({}, len(status["caravans"]))])
+    yield from _metric("counter", "log_bytes_read_total", "Bytes of log read by all caravans.", [({}, status["bytes_read"])])
     yield from _metric("counter", "fenced_total", "Flows that another publisher took.", [({}, status["fenced"])])
     yield from _metric(
         "counter", "filter_failures_total", "Filters that raised: the update was let pass.", [({}, status["filter_failures"])]

@@ -58,8 +58,7 @@ def status_lines(answer: Mapping[str, Any], free: int | None, notifier: Mapping[
     yield f"publisher  {answer['publisher']} at {answer['address']}, of {answer['dataset']}"
     behind = "" if held.behind_bytes is None else f"; {in_bytes(held.behind_bytes)} held, {_percent(held.share)}{held.limit}"
     yield f"log        from {answer['log']['oldest']} to {answer['log']['end']}{behind}{_marked(held.level)}"
-    read = sum(caravan["bytes_read"] for caravan in answer["caravans"])
-    yield f"read       {in_bytes(read)} by the caravans of now, {in_bytes(rates['read_bytes_per_s'])}/s"
+    yield f"read       {in_bytes(answer['bytes_read'])}, {in_bytes(rates['read_bytes_per_s'])}/s"
     sent = f"{in_bytes(answer['bytes_sent'])} in {answer['updates_sent']:,} updates"
     yield f"sent       {sent}, {in_bytes(rates['sent_bytes_per_s'])}/s, {rates['sent_updates_per_s']:,.0f} updates/s"
     for caravan in answer["caravans"]:

@@ -70,7 +70,7 @@ def publish(
     """In the transaction that the session or the connection is in, or begins with this: told if that commits, and not otherwise."""
     record = record_of(application, name, version, source)
     connection = target if isinstance(target, sa.Connection) else target.connection()
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    if _commits_by_itself(connection):
         raise BadRequest(
             "This connection commits every statement by itself: what is published would be told whatever becomes of the change."
         )
@@ -83,6 +83,24 @@ def publish(
             created_ms=record.created_ms,
         )
     )
+
+
+def _commits_by_itself(connection: sa.Connection) -> bool:
+    """Whether each statement is a transaction of its own: by an option of this connection, of its engine, or of the driver's connection."""
+    level = connection.get_execution_options().get("isolation_level")
+    if level is not None:
+        return bool(level == "AUTOCOMMIT")
+    dialect, pooled = connection.dialect, connection.connection
+    if not hasattr(dialect, "detect_autocommit_setting"):  # before SQLAlchemy 2.0.43
+        return getattr(dialect, "_on_connect_isolation_level", None) == "AUTOCOMMIT"
+    if pooled.dbapi_connection is None or not dialect.detect_autocommit_setting(pooled.dbapi_connection):
+        return False
+    if dialect.name != "sqlite":
+        return True
+    # SQLite's driver is told so, too, by those who have an event write BEGIN: then there is a transaction once it is begun.
+    if not connection.in_transaction():
+        connection.begin()
+    return not getattr(pooled.driver_connection, "in_transaction", False)
 
 
 def database(engine: sa.Engine) -> Database:

@@ -36,6 +36,35 @@ def test_an_evil_expression_is_answered(pattern: str, value: str) -> None:
     assert compile_expression(pattern)(value) is False
 
 
+def nested(innermost: str, quantifier: str, depth: int) -> str:
+    return "(" * depth + innermost + (")" + quantifier) * depth
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("pattern", "value", "matches"),
+    [
+        (nested("", "{100}", 30), "", True),
+        (nested("a{0}", "{100}", 30), "a", False),
+        (nested("a{0}|", "{2,100}", 20) + "b", "b", True),
+        (nested("()|()", "{100,}", 20), "", True),
+        (nested("a", "{1}", 30), "a", True),
+        (nested("a", "{0}", 30), "", True),
+    ],
+)
+def test_brackets_that_hold_nothing_are_written_out_once(pattern: str, value: str, matches: bool) -> None:
+    assert compile_expression(pattern)(value) is matches
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    "pattern", ["(" + "()" * 50 + "a){100}", nested("a?()", "{100}", 30), nested("a|()", "{2,100}", 20), nested("a()", "{2}", 30)]
+)
+def test_what_cannot_be_built_in_a_bounded_number_of_steps_is_refused(pattern: str) -> None:
+    with pytest.raises(BadExpression, match="with its repetitions written out"):
+        compile_expression(pattern)
+
+
 def test_what_is_remembered_is_bounded() -> None:
     node = expressions._Reader("(0|1)*1(0|1){20}").read()
     automaton = expressions._Automaton(node)

@@ -47,6 +47,20 @@ def test_a_row_is_an_object_at_the_position_of_its_commit() -> None:
     assert counted(one) == {}
 
 
+def test_a_message_is_no_row_even_if_its_prefix_is_the_name_of_a_table() -> None:
+    one = mapper("doc:{id}", "all documents")
+    said = change({"content": "x"}, Operation.MESSAGE, key={})
+    assert one.instructions(said, 1) == []
+    assert one.instructions(said._replace(attached={"id": 7}), 1) == []
+    assert one.instructions(said, 0) == [Reset(1)]  # it is of its history all the same
+    assert counted(one) == {}
+
+
+def test_a_range_of_rows_that_was_deleted_is_whatever_begins_like_the_template() -> None:
+    gone = change({"delete_from": b"a", "delete_before": b"z"}, Operation.MESSAGE, key={})
+    assert mapper("doc:{key}").instructions(gone, 1) == [Invalidate(b"doc:", prefix=True)]
+
+
 def test_a_row_can_be_several_objects_and_a_table_can_have_several_mappings() -> None:
     rules = [parse_mapping(["documents", "drafts"], ["doc:{id}", "folder:{folder}"]), parse_mapping(["documents"], ["all documents"])]
     found = Mapper(rules).instructions(change({"id": 7, "folder": "a b"}), 1)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from roskva.capture.mapping import Mapper, parse_mapping
 from roskva.capture.notifying import HistoryFile, Notifier, Orders
-from roskva.capture.positions import Position
+from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.subscriber.callbacks import Shard
 from roskva.capture.updates import Change, Operation, Update
 from roskva.errors import AdministrationRefused, ClientStopped, InvalidName, InvalidSetting, RateLimited, ServiceUnreachable
@@ -170,6 +170,23 @@ async def test_the_first_history_resets_nothing_and_is_remembered(service: Servi
     await made(kept).on_updates(SHARD, [update(1, 10, history=4)])
     assert service.told == [("doc:1", 10, None)]
     assert kept.histories == {"shop": 4}
+
+
+async def test_who_comes_late_learns_from_the_datamarker_what_history_others_published(service: Service, made: Any) -> None:
+    """On another host, after a promotion that both the publisher and the notifier of before did not survive."""
+    kept = Kept()
+    notifier = made(kept)
+    notifier.began_after = {SHARD: Position(1, 99)}.get
+    await notifier.on_updates(SHARD, [update(1, 50, history=2)])
+    assert service.told == [("reset", {}), ("doc:1", 50, None)]
+    assert kept.histories == {"shop": 2}
+
+
+async def test_a_flow_that_begins_with_the_log_tells_nothing_of_its_history(service: Service, made: Any) -> None:
+    notifier = made(Kept())
+    notifier.began_after = {SHARD: BEGINNING}.get
+    await notifier.on_updates(SHARD, [update(1, 50, history=2)])
+    assert service.told == [("doc:1", 50, None)]
 
 
 @pytest.mark.parametrize("histories", [(1, 2), (2, 1)])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from roskva.capture.datamarkers import SqliteDatamarkers
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings
+from roskva.capture.subscriber import Shard
+from roskva.capture.updates import Update
 from roskva.errors import AddressInUse, InvalidSetting
 from tests.capture.shell.numberlog import KEY, NumberLog
 from tests.capture.shell.serving import command, publishing, subscriber
@@ -47,6 +51,20 @@ async def test_status_shows_flows_caravans_subscribers_and_lag_worst_first(tmp_p
         flows = await command(tmp_path, command="flows", application="watch")
         assert [flow["datamarker"] for flow in flows] == ["0/100", "0/100"]
         assert log.gone == 0, "the log is kept for the application that nobody runs"
+
+
+async def test_status_counts_what_caravans_read_that_are_closed_by_now(tmp_path: Path, log: NumberLog) -> None:
+    applications = {"watch": ApplicationSettings(KEY, start="oldest"), "late": ApplicationSettings(KEY, start="oldest")}
+    log.append(100)
+    async with publishing(tmp_path, log, applications=applications) as publisher:
+        for application in applications:
+            watching = Watching(1)
+            async with subscriber(publisher, watching, application):
+                await until(lambda watching=watching: watching.has_all(100))  # type: ignore[misc]
+                await until(lambda: len(publisher.core.caravans()) == 1)
+        status = await command(tmp_path, command="status")
+        assert status["bytes_read"] == 2 * 100 * 8, "each was read for by a caravan of its own, which is closed"
+        assert [caravan["bytes_read"] for caravan in status["caravans"]] == [0]
 
 
 async def test_a_paused_flow_stands_still_until_it_is_resumed_also_over_a_restart(tmp_path: Path, log: NumberLog) -> None:
@@ -85,6 +103,67 @@ async def test_rewind_sends_again_or_leaves_out(tmp_path: Path, log: NumberLog) 
             await until(lambda: watching.total == 161)
         assert watching.first == {0: [40, 0, 100]}
         assert await command(tmp_path, command="rewind", application="watch", to="yesterday") == "bad-request"
+
+
+async def test_a_time_is_looked_for_once_for_all_shards_while_the_publisher_shows_that_it_lives(
+    tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+
+    def slowly(time_s: float) -> Position:
+        looked.append(time_s)
+        time.sleep(1.0)  # a long log; in a thread
+        return Position(0, 12)
+
+    monkeypatch.setattr(log, "at_time", slowly)
+    log.append(20)
+    async with publishing(tmp_path, log, 4) as publisher:
+        await until(lambda: len(publisher.owning.held) == 4)
+        counter = counter_of(tmp_path)
+        rewinding = asyncio.create_task(command(tmp_path, command="rewind", application="watch", to=123.0))
+        await until(lambda: looked == [123.0])
+        await until(lambda: counter_of(tmp_path) >= counter + 5, 0.9)
+        assert await rewinding == {f"watch/{shard}": "0/12" for shard in range(4)}
+    assert looked == [123.0]
+
+
+def counter_of(folder: Path) -> int:
+    store = SqliteDatamarkers(folder / "datamarkers", "numbers")
+    (beat,) = store.members().values()
+    store.close()
+    return beat.counter
+
+
+async def test_a_flow_that_is_rewound_ends_at_one_process_before_it_begins_at_another(tmp_path: Path, log: NumberLog) -> None:
+    inside: list[str] = []
+    beside: list[list[str]] = []
+    prefers = ["m1"]
+
+    class Slow(Watching):
+        def __init__(self, name: str) -> None:
+            super().__init__(1)
+            self.name = name
+
+        async def on_updates(self, shard: Shard, updates: Sequence[Update]) -> None:  # type: ignore[override]
+            inside.append(self.name)
+            beside.append(list(inside))
+            await asyncio.sleep(0.3)
+            inside.remove(self.name)
+            super().on_updates(shard, updates)
+
+    applications = {"watch": ApplicationSettings(KEY, start="oldest", balance=lambda shards, *_: dict.fromkeys(shards, prefers[0]))}
+    one, other = Slow("m1"), Slow("m2")
+    log.append(10)
+    async with (
+        publishing(tmp_path, log, applications=applications, balance_s=60.0) as publisher,
+        subscriber(publisher, one, member="m1"),
+        subscriber(publisher, other, member="m2"),
+    ):
+        await until(lambda: inside == ["m1"])
+        prefers[0] = "m2"
+        assert await command(tmp_path, command="rewind", application="watch", to="0/0") == {"watch/0": "0/0"}
+        await until(lambda: other.total == 10)
+    assert all(len(names) == 1 for names in beside), beside
 
 
 async def test_a_flow_is_reassigned_to_another_process(tmp_path: Path, log: NumberLog) -> None:
@@ -135,7 +214,16 @@ async def test_limits_change_while_it_runs(tmp_path: Path, log: NumberLog) -> No
         assert [caravan.bytes_per_s_max for caravan in publisher.core.caravans()] == [4000]
         assert await command(tmp_path, command="set", speed=1) == "invalid-setting"
         assert await command(tmp_path, command="set", caravans_max="many") == "invalid-setting"
-        assert await command(tmp_path, command="set", caravans_max=0) == "bad-request"
+        for refused in (
+            {"caravans_max": 0},
+            {"caravans_max": 2.5},
+            {"caravans_max": 65},
+            {"buffer_bytes_max": 0.5},
+            {"policy": "nonsense"},
+        ):
+            before = publisher.settings
+            assert await command(tmp_path, command="set", **refused) == "bad-request"
+            assert publisher.settings == before, "nothing of it is kept"
         await command(tmp_path, command="set", caravan_rate_max=1e9, caravan_rate_min=1e6)
         log.append(1000)
         await until(lambda: watching.has_all(1000))

@@ -324,6 +324,30 @@ async def test_other_strategies_place_flows(tmp_path: Path, log: NumberLog, bala
         assert len(second.shards) == 8 or balance == "weighted"
 
 
+@pytest.mark.parametrize("answer", [None, 7, {0: "nobody"}])
+async def test_a_strategy_of_the_users_own_that_answers_nonsense_harms_nobody(tmp_path: Path, log: NumberLog, answer: object) -> None:
+    applications = {
+        "watch": ApplicationSettings(KEY, start="oldest"),
+        "odd": ApplicationSettings(KEY, balance=lambda *_: answer),  # type: ignore[arg-type]
+    }
+    watching, odd = Watching(2), Watching(2)
+    log.append(20)
+    async with (
+        publishing(tmp_path, log, 2, applications=applications) as publisher,
+        subscriber(publisher, odd, "odd"),
+        subscriber(publisher, watching),
+    ):
+        await until(lambda: watching.has_all(20))
+
+
+async def test_weights_beyond_reason_are_refused(tmp_path: Path, log: NumberLog) -> None:
+    async with publishing(tmp_path, log) as publisher:
+        heavy = subscriber(publisher, Watching(1), member="m1", weight=1e308)
+        async with heavy:
+            await until(lambda: bool(heavy.problems))
+        assert publisher.placing.connections == {}
+
+
 async def test_updates_that_may_be_stale_come_together_and_compressed(tmp_path: Path, log: NumberLog) -> None:
     terms = Terms(staleness_max_s=0.3)
     batches: list[int] = []

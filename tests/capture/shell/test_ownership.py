@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from roskva.capture.ownership import Duty, Liveness, Peer, Record, decide, order_of
+from roskva.capture.ownership import Duty, Liveness, Peer, Reach, Record, decide, fit_for, order_of
 from roskva.capture.positions import Position
 
 ORDER = ("p1", "p2", "p3")
@@ -42,7 +42,45 @@ def record(owner: str, epoch: int = 1, released: bool = False) -> Record:
     ],
 )
 def test_what_a_publisher_has_to_do(me: str, held: int, written: Record | None, live: set[str], steady: set[str], duty: Duty) -> None:
-    assert decide(me, held, written, ORDER, live, steady) is duty
+    assert decide(me, held, written, ORDER, live, live, steady) is duty
+
+
+@pytest.mark.parametrize(
+    ("me", "held", "written", "live", "fit", "steady", "duty"),
+    [
+        ("p2", 0, record("p1"), {"p2", "p3"}, {"p3"}, {"p2", "p3"}, Duty.NOTHING),  # p1 is dead, and my log does not reach back so far
+        ("p3", 0, record("p1"), {"p2", "p3"}, {"p3"}, {"p2", "p3"}, Duty.TAKE),
+        ("p2", 0, record("p1"), {"p1", "p2"}, {"p2"}, {"p2"}, Duty.NOTHING),  # p1 lives, and gives it away by itself
+        ("p1", 1, record("p1"), {"p1", "p2"}, {"p2"}, {"p2"}, Duty.HAND_OVER),  # my datastore does not answer, and that of p2 does
+        ("p1", 1, record("p1"), {"p1", "p2"}, {"p2"}, set(), Duty.KEEP),  # it has only just begun to
+        ("p1", 1, record("p1"), {"p1", "p2"}, set(), set(), Duty.KEEP),  # nobody can do better
+        ("p2", 2, record("p2", 2), {"p1", "p2"}, {"p2"}, {"p1", "p2"}, Duty.KEEP),  # the primary is back, and its log begins too late
+        ("p2", 2, record("p2", 2), {"p1", "p2"}, {"p1", "p2"}, {"p1", "p2"}, Duty.HAND_OVER),
+        ("p1", 0, None, {"p1"}, set(), set(), Duty.NOTHING),
+        ("p1", 0, record("p1", 2), {"p1", "p2"}, {"p2"}, {"p2"}, Duty.RELEASE),  # started anew, and not fit
+        ("p1", 0, record("p1", 2, True), {"p1", "p2"}, {"p2"}, {"p2"}, Duty.NOTHING),
+        ("p2", 0, record("p1", 2, True), {"p1", "p2"}, {"p2"}, {"p2"}, Duty.TAKE),
+        ("p4", 1, record("p4"), {"p1", "p4"}, {"p4"}, {"p1", "p4"}, Duty.KEEP),  # not one of the application's, but the others are not fit
+    ],
+)
+def test_only_who_is_fit_goes_on_with_a_flow(
+    me: str, held: int, written: Record | None, live: set[str], fit: set[str], steady: set[str], duty: Duty
+) -> None:
+    assert decide(me, held, written, ORDER, live, fit, steady) is duty
+
+
+def test_fit_is_whose_log_has_all_after_the_datamarker() -> None:
+    able = {
+        "long": Reach(Position(1, 10), 2),
+        "exact": Reach(Position(1, 50), 1),
+        "late": Reach(Position(1, 51), 2),
+        "later": Reach(Position(2, 5), 2),
+    }
+    assert fit_for(Record(Position(1, 50), 3, "p", False), able) == {"long", "exact"}
+    assert fit_for(Record(Position(2, 5), 3, "p", False), able) == {"long", "late", "later"}, "exact is a primary of before"
+    assert fit_for(Record(Position(1, 5), 3, "p", False), able) == able.keys(), "some is lost, wherever it goes on"
+    assert fit_for(Record(None, 3, "p", False), able) == fit_for(None, able) == able.keys()
+    assert fit_for(None, {}) == set()
 
 
 def test_a_flow_prefers_the_publisher_of_its_region() -> None:
@@ -52,22 +90,39 @@ def test_a_flow_prefers_the_publisher_of_its_region() -> None:
 
 
 def test_a_member_lives_while_its_counter_moves_on_the_observers_clock() -> None:
-    seen = Liveness("p2", takeover_s=10, steady_s=5)
-    seen.observe({"p1": 1, "p2": 1}, 100.0)
+    seen, both = Liveness("p2", takeover_s=10, steady_s=5), {"p1", "p2"}
+    seen.observe({"p1": 1, "p2": 1}, both, 100.0)
     assert seen.live == {"p1", "p2"}, "whoever comes up waits for the others as long as everybody does"
-    assert seen.steady == {"p2"}
-    seen.observe({"p1": 1, "p2": 2}, 109.0)
+    assert seen.steady == set()
+    seen.observe({"p1": 1, "p2": 2}, both, 109.0)
     assert seen.live == {"p1", "p2"}
-    seen.observe({"p1": 1, "p2": 3}, 110.0)
+    seen.observe({"p1": 1, "p2": 3}, both, 110.0)
     assert seen.live == {"p2"}
-    seen.observe({"p1": 2}, 200.0)
+    seen.observe({"p1": 2, "p2": 4}, both, 200.0)
     assert seen.live == {"p1", "p2"}
-    assert seen.steady == {"p2"}
+    assert seen.steady == set()
     for second in range(201, 206):
-        seen.observe({"p1": second}, float(second))
+        seen.observe({"p1": second, "p2": second}, both, float(second))
     assert seen.steady == {"p1", "p2"}
-    seen.observe({}, 206.0)
+    seen.observe({}, both, 206.0)
     assert seen.live == {"p2"}, "it left"
+
+
+def test_a_member_that_cannot_read_lives_and_is_steady_only_a_while_after_it_can_again() -> None:
+    seen = Liveness("p2", takeover_s=10, steady_s=5)
+    for second in range(100, 110):
+        seen.observe({"p1": second, "p2": second}, {"p1", "p2"}, float(second))
+    assert seen.steady == seen.able == {"p1", "p2"}
+    for second in range(110, 120):
+        seen.observe({"p1": second, "p2": second}, {"p2"}, float(second))
+        assert seen.live == {"p1", "p2"}
+        assert seen.able == seen.steady == {"p2"}
+    for second in range(120, 125):
+        seen.observe({"p1": second, "p2": second}, {"p1", "p2"}, float(second))
+        assert seen.able == {"p1", "p2"}
+        assert seen.steady == {"p2"}
+    seen.observe({"p1": 125, "p2": 125}, {"p1", "p2"}, 125.0)
+    assert seen.steady == {"p1", "p2"}
 
 
 class World:
@@ -76,16 +131,22 @@ class World:
     def __init__(self) -> None:
         self.written: Record | None = None
         self.up = dict.fromkeys(ORDER, True)
+        self.can = dict.fromkeys(ORDER, True)  # its datastore answers
         self.held = dict.fromkeys(ORDER, 0)
 
     def act(self, me: str, live: set[str]) -> None:
-        duty = decide(me, self.held[me], self.written, ORDER, live, live)
+        fit = {peer for peer in live if self.can[peer]}
+        duty = decide(me, self.held[me], self.written, ORDER, live, fit, fit)
         if duty is Duty.TAKE:
             self.held[me] = 1 if self.written is None else self.written.epoch + 1
             self.written = record(me, self.held[me])
         elif duty is Duty.HAND_OVER:
             assert self.written is not None
             self.held[me] = 0
+            self.written = self.written._replace(released=True)
+        elif duty is Duty.RELEASE:
+            assert self.written is not None
+            assert not self.held[me]
             self.written = self.written._replace(released=True)
         elif duty is Duty.STOP:
             self.held[me] = 0
@@ -94,7 +155,7 @@ class World:
             assert (self.written.owner, self.written.epoch) == (me, self.held[me])
 
 
-def test_whoever_dies_or_comes_back_when_the_first_that_lives_owns_it_in_the_end_and_nobody_else() -> None:
+def test_whoever_dies_fails_or_comes_back_when_the_first_that_can_read_owns_it_in_the_end_and_nobody_else() -> None:
     for seed in range(300):
         dice, world = random.Random(seed), World()
         for _ in range(60):
@@ -102,14 +163,17 @@ def test_whoever_dies_or_comes_back_when_the_first_that_lives_owns_it_in_the_end
             if dice.random() < 0.2:
                 world.up[one] = not world.up[one]
                 world.held[one] = 0
+            elif dice.random() < 0.2:
+                world.can[one] = not world.can[one]
             elif world.up[one]:
                 # It may not know yet who died or came back.
                 world.act(one, {peer for peer in ORDER if world.up[peer] != (dice.random() < 0.1)} | {one})
-        world.up["p3"] = True
+        world.up["p3"] = world.can["p3"] = True
         live = {peer for peer, lives in world.up.items() if lives}
+        first = min(peer for peer in live if world.can[peer])
         for _ in range(6):
             for peer in sorted(live):
                 world.act(peer, live)
         assert world.written is not None
-        assert world.written.owner == min(live), f"seed {seed}"
-        assert [peer for peer in live if world.held[peer] == world.written.epoch] == [min(live)], f"seed {seed}"
+        assert world.written.owner == first, f"seed {seed}"
+        assert [peer for peer in live if world.held[peer] == world.written.epoch] == [first], f"seed {seed}"

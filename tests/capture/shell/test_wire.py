@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -100,6 +102,57 @@ def test_what_msgpack_cannot_hold_is_sent_as_bytes_or_text_and_not_dropped() -> 
     assert came.columns["large"] == str(2**70)
 
 
+HALF, OTHER_HALF = "\ud800", "\ud801"
+
+
+@pytest.mark.parametrize(
+    ("place", "given_as", "comes_as"),
+    [
+        ("database", HALF, r"\ud800"),
+        ("table", "caf\udce9", r"caf\udce9"),
+        ("key", {HALF: 1}, {r"\ud800": 1}),
+        ("columns", {"id": 1, HALF: 2, OTHER_HALF: 3}, {"id": 1, r"\ud800": 2, r"\ud801": 3}),
+        ("columns", {HALF: HALF, "large": 2**70}, {r"\ud800": b"\xed\xa0\x80", "large": str(2**70)}),
+        ("old_key", {HALF: 1}, {r"\ud800": 1}),
+        ("unchanged", ("text", HALF), ("text", r"\ud800")),
+        ("attached", {HALF: 1}, {r"\ud800": 1}),
+    ],
+)
+def test_a_name_that_is_no_text_is_sent_with_backslashes_wherever_it_stands(place: str, given_as: Any, comes_as: Any) -> None:
+    """One such name, in a message that any user of the database may write, would stop the publisher of all."""
+    sent = [a_change(0, text="x"), a_change(1)._replace(**{place: given_as}), a_change(2, text="x")]
+    came = through(Schemas(), Decoding(), sent)
+    assert came == [sent[0], sent[1]._replace(**{place: comes_as}), sent[2]]
+
+
+any_names = st.text(st.characters(), max_size=8)
+any_columns = st.dictionaries(any_names, values | any_names | st.integers(), max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Change,
+            st.just(Position(3, 1, 1)),
+            st.just(5),
+            st.sampled_from(Operation),
+            any_names,
+            any_names,
+            any_columns,
+            any_columns,
+            st.none() | any_columns,
+            st.lists(any_names, max_size=2).map(tuple),
+            st.none() | any_columns,
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_the_names_and_values_are_every_change_gets_through(sent: list[Change]) -> None:
+    came = through(Schemas(), Decoding(), sent)
+    assert [(change.position, change.operation) for change in came] == [(change.position, change.operation) for change in sent]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
 def test_frames_are_cut_wherever_the_network_cuts_them(size: int) -> None:
     sent: list[wire.AnyFrame] = [wire.Ping(1), wire.Open(1, 2, 3, Position(1, 2, 3), 4), wire.Bye("x" * 100)]
@@ -108,6 +161,13 @@ def test_frames_are_cut_wherever_the_network_cuts_them(size: int) -> None:
     found = [wire.to_subscriber(body) for at in range(0, len(data), size) for body in framing.feed(data[at : at + size])]
     assert found == sent
     assert framing.held_bytes == 0
+
+
+@pytest.mark.parametrize("position", [[0, 1, 2**64 - 1], [0, 2**63, 1], [2**63, 1, 1], [0, 1, -1], [0, -1, 1]])
+def test_a_position_that_nobody_could_store_is_refused(position: list[int]) -> None:
+    with pytest.raises(MalformedMessage):
+        wire.to_publisher(msgspec.msgpack.encode([4, 1, position]))
+    assert wire.to_publisher(msgspec.msgpack.encode([4, 1, [0, 2**63 - 1, 2**31 - 1]])) == wire.Acknowledge(1, Position(0, 2**63 - 1))
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_is_held() -> None:

@@ -34,8 +34,8 @@ class Part:
     def __init__(self, folder: Path, datastore: str, listen: str = "") -> None:
         self.folder = folder
         self.address = listen or f"unix:{folder / 'publisher'}"
-        self._file = folder / "capture.toml"
-        self._file.write_text(
+        self.settings = folder / "capture.toml"
+        self.settings.write_text(
             f"[dataset]\nname = 'shop'\n[datastore]\n{datastore}\n"
             f"[publisher]\nlisten = '{self.address}'\ndata = '{folder / 'data'}'\ndatamarker_period_s = 0.1\n"
             "[applications.watch]\nstart = 'oldest'\n"
@@ -44,7 +44,7 @@ class Part:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "roskva", "capture", "publisher", "--config", str(self._file)]
+        command = [sys.executable, "-m", "roskva", "capture", "publisher", "--config", str(self.settings)]
         with self._output.open("ab") as out:
             self._process = subprocess.Popen(command, cwd=self.folder, env=ENVIRONMENT, stdout=out, stderr=out)
 
@@ -79,6 +79,16 @@ class Part:
 
     def problems(self) -> str:
         return "\n".join((self.status() or {}).get("problems", []))
+
+    def ended(self) -> int:
+        """Waits until it ends by itself."""
+        process, self._process = self._process, None
+        assert process is not None
+        try:
+            return process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait()
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)

@@ -26,6 +26,7 @@ SILENCE_S_MAX: Final = 4 * wire.SILENCE_S_MAX
 FRAME_ROWS_BYTES: Final = 2**18  # of rows in one frame, a larger single row aside: flows of one connection take turns
 NAME_MAX: Final = 128
 CLOSE_S: Final = 2.0
+WEIGHT_MAX: Final = 1e6  # of a subscriber beside others
 
 
 class Host(Protocol):
@@ -194,7 +195,7 @@ class SubscriberConnection(asyncio.Protocol):
     def _challenged(self, hello: wire.Hello, body: bytes) -> None:
         if hello.version != wire.VERSION:
             raise CaptureRefused(f"The subscriber speaks version {hello.version}, and this publisher {wire.VERSION}.")
-        if not 0 < len(hello.member) <= NAME_MAX or len(hello.nonce) != wire.NONCE_BYTES or not 0 <= hello.weight < float("inf"):
+        if not 0 < len(hello.member) <= NAME_MAX or len(hello.nonce) != wire.NONCE_BYTES or not 0 <= hello.weight <= WEIGHT_MAX:
             raise MalformedMessage("The subscriber's Hello has no member, no nonce or no weight.")
         if hello.window_bytes < 1:
             raise MalformedMessage("The subscriber's Hello has no window.")

@@ -134,7 +134,9 @@ class Control:
 
     async def _rewind(self, request: dict[str, Any]) -> Any:
         to = _start(request.get("to"))
-        return {str(flow): str(await self._publisher.owning.rewind(flow, to)) for flow in self._owned(request)}
+        flows = self._owned(request)
+        position = await self._publisher.owning.rewind(flows, to)
+        return {str(flow): str(position) for flow in flows}
 
     async def _move(self, request: dict[str, Any]) -> Any:
         application, to = _text(request, "application"), _text(request, "to")

@@ -1,6 +1,7 @@
 """Which flows this publisher owns, and their datamarkers (Wormhole 3.3.1, 3.3.2).
 
-A round, every `beat_s`: show that we live, look who else does and what is written of every flow, and do what `decide` (ownership.py) says.
+A round, every `beat_s`: show that we live and what of the log we can read, look who else does and what is written of every flow, and do
+what `decide` (ownership.py) says.
 Datamarkers that were acknowledged while the last ones were being written go together in the next write. All that blocks runs in one thread
 of its own. A publisher with peers that cannot reach the datamarkers for longer than its peers wait for it drops its flows: another one has
 them by then.
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -20,8 +22,8 @@ from roskva.capture.actions import Action, Store
 from roskva.capture.core import Core
 from roskva.capture.datamarkers import Beat, Claim, Datamarkers, Mark
 from roskva.capture.interface import Datastore
-from roskva.capture.ownership import Duty, FlowName, Liveness, Record, decide, order_of
-from roskva.capture.positions import Position
+from roskva.capture.ownership import Duty, FlowName, Liveness, Reach, Record, decide, fit_for, order_of
+from roskva.capture.positions import Position, position_from_text
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.settings import PublisherSettings, Start
 from roskva.errors import BadRequest, LogCut, RoskvaError
@@ -52,7 +54,9 @@ class Owning:
         datastore: Datastore,
         placing: Placing,
         perform: Callable[[list[Action]], None],
+        reach: Callable[[], Reach | None],
     ) -> None:
+        """`reach`: what of the log can be read here; None: nothing can, since a while."""
         self.settings = settings
         self.held: dict[FlowName, int] = {}  # the epoch
         self.foreign: dict[FlowName, Record] = {}  # what is written, and not ours
@@ -62,6 +66,7 @@ class Owning:
         self._datastore = datastore
         self._placing = placing
         self._perform = perform
+        self._reach = reach
         self._liveness = Liveness(PUBLISHER + settings.name, settings.takeover_s, settings.steady_s)
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "datamarkers")
@@ -79,6 +84,16 @@ class Owning:
 
     async def _blocking(self, call: Callable[[], Answer]) -> Answer:
         return await self._loop.run_in_executor(self._thread, call)
+
+    async def _slow(self, call: Callable[[], Answer]) -> Answer:
+        """For what may take long, such as looking for a time in the log: our counter moves meanwhile, so that nobody takes our flows."""
+        work = self._loop.run_in_executor(None, call)
+        while not (await asyncio.wait([work], timeout=self.settings.beat_s))[0]:
+            began_s, about = self._loop.time(), about_of(self._reach())
+            with suppress(RoskvaError):  # the next round says so
+                await self._blocking(partial(self._store.beat, PUBLISHER + self.settings.name, about))
+                self._beaten_s = began_s
+        return work.result()
 
     # Datamarkers.
 
@@ -153,20 +168,23 @@ class Owning:
 
     async def _look(self) -> None:
         began_s = self._loop.time()
-        seen = await self._blocking(self._see)
+        about = about_of(self._reach())
+        seen = await self._blocking(lambda: self._see(about))
         self._beaten_s = began_s
-        counters = {name: beat.counter for name, beat in seen.members.items() if name.startswith(PUBLISHER)}
-        self._liveness.observe(counters, self._loop.time())
+        publishers = {name: beat for name, beat in seen.members.items() if name.startswith(PUBLISHER)}
+        reaches = {name: reach for name, beat in publishers.items() if (reach := reach_from(beat.about)) is not None}
+        self._liveness.observe({name: beat.counter for name, beat in publishers.items()}, reaches, self._loop.time())
         self._watch(seen.records)
         if self.stopping:
             return
         self._pause({flow: why.decode() for flow in seen.records if (why := seen.notes.get(f"{PAUSED}{flow}")) is not None})
-        claims = self._decide(seen)
+        claims, releases = self._decide(seen, reaches)
+        if releases:
+            await self._blocking(lambda: self._store.release(releases, self.settings.name))
         if claims:
-            won = set(await self._blocking(lambda: self._store.take(claims, self.settings.name)))
-            for claim in claims:
-                if claim.flow in won:
-                    await self._begin(claim, seen.records.get(claim.flow))
+            won = await self._blocking(lambda: self._store.take(claims, self.settings.name))
+            for flow, epoch in won.items():
+                await self._begin(flow, epoch, seen.records.get(flow))
 
     def _pause(self, paused: Mapping[FlowName, str]) -> None:
         """By the notes, which an operator may have left at another publisher."""
@@ -176,8 +194,8 @@ class Owning:
         for flow in paused.keys() - before.keys():
             self._placing.pause(flow, paused[flow])
 
-    def _see(self) -> Seen:
-        self._store.beat(PUBLISHER + self.settings.name, b"")
+    def _see(self, about: bytes) -> Seen:
+        self._store.beat(PUBLISHER + self.settings.name, about)
         return Seen(self._store.members(), self._store.records(), self._store.notes())
 
     def _watch(self, records: Mapping[FlowName, Record]) -> None:
@@ -189,10 +207,12 @@ class Owning:
             if record.datamarker is not None:
                 self._core.watch(flow, record.datamarker)
 
-    def _decide(self, seen: Seen) -> list[Claim]:
+    def _decide(self, seen: Seen, reaches: Mapping[str, Reach]) -> tuple[list[Claim], list[FlowName]]:
+        """What to take, and what to release that is not held. What else there is to do is begun."""
         live = {name.removeprefix(PUBLISHER) for name in self._liveness.live}
+        able = {name.removeprefix(PUBLISHER): reaches[name] for name in self._liveness.able}
         steady = {name.removeprefix(PUBLISHER) for name in self._liveness.steady}
-        claims = []
+        claims, releases = [], []
         for application, settings in self.settings.applications.items():
             note = seen.notes.get(ORDER + application)
             noted = tuple(json.loads(note)) if note else ()
@@ -200,17 +220,19 @@ class Owning:
                 flow = FlowName(application, shard)
                 order = noted or order_of(self.settings.peers, settings.regions.get(shard, ""))
                 record = seen.records.get(flow)
-                duty = decide(self.settings.name, self.held.get(flow, 0), record, order or (self.settings.name,), live, steady)
+                me, held = self.settings.name, self.held.get(flow, 0)
+                duty = decide(me, held, record, order or (me,), live, fit_for(record, able), steady)
                 if duty is Duty.TAKE:
-                    claims.append(Claim(flow, 1 if record is None else record.epoch + 1))
+                    claims.append(Claim(flow, 0 if record is None else record.epoch))
+                elif duty is Duty.RELEASE:
+                    releases.append(flow)
                 elif duty is Duty.STOP:
                     self._lost(flow, self.held[flow])
                 elif duty is Duty.HAND_OVER:
                     self.hand_over(flow)
-        return claims
+        return claims, releases
 
-    async def _begin(self, claim: Claim, record: Record | None) -> None:
-        flow, epoch = claim
+    async def _begin(self, flow: FlowName, epoch: int, record: Record | None) -> None:
         settings = self.settings.applications.get(flow.application)
         if settings is None:
             return
@@ -218,7 +240,7 @@ class Owning:
         if datamarker is not None:
             actions = self._core.add(flow, settings.terms, datamarker, epoch, True, self._loop.time())
         else:
-            position = await self._blocking(lambda: self.position(settings.start))
+            position = await self._slow(lambda: self.position(settings.start))
             actions = self._core.add(flow, settings.terms, position, epoch, False, self._loop.time())
         self.held[flow] = epoch
         self.foreign.pop(flow, None)
@@ -287,19 +309,54 @@ class Owning:
 
     # Operators.
 
-    async def rewind(self, flow: FlowName, to: Start) -> Position:
-        """The datamarker is this now. Raises BadRequest if the flow is on its way to another publisher."""
-        async with self._round:
-            if flow not in self.held or flow in self._handing:
-                raise BadRequest(f"The flow {flow} is not this publisher's, or is just being handed over: ask its next owner.")
-            position = await self._blocking(lambda: self.position(to))
-            self._pending.pop(flow, None)
-            epoch = await self._blocking(lambda: self._store.rewind(flow, self.settings.name, position))
-            if epoch and flow in self.held:
-                self.held[flow] = epoch
-                self._perform(self._core.rewind(flow, position, epoch))
-                self._placing.detached_by_core(flow, self._loop.time())
+    async def rewind(self, flows: Sequence[FlowName], to: Start) -> Position:
+        """The datamarker of all of them is this now. Raises BadRequest, and nothing is done, if one is not ours to rewind; and if some were
+        lost meanwhile, which it names: the others are rewound.
+
+        First the processes that have them finish what they have begun: two never work on one shard at a time. Whoever asked may go away
+        meanwhile: it is done all the same.
+        """
+        position = await self._slow(lambda: self.position(to))
+        rewinding = self._loop.create_task(self._rewind(flows, position))
+        rewinding.add_done_callback(_noted)
+        await asyncio.shield(rewinding)
         return position
+
+    async def _rewind(self, flows: Sequence[FlowName], position: Position) -> None:
+        if refused := [flow for flow in flows if flow not in self.held or flow in self._handing]:
+            raise BadRequest(f"The flow {refused[0]} is not this publisher's, or is just being handed over: ask its next owner.")
+        await asyncio.gather(*map(self._taken_back, flows))
+        try:
+            async with self._round:
+                lost = [str(flow) for flow in flows if not await self._rewound(flow, position)]
+        finally:
+            for flow in flows:
+                self._handing.discard(flow)
+                if flow in self.held:
+                    self._placing.owned(flow, self._loop.time())
+        if lost:
+            raise BadRequest(f"{', '.join(lost)} went to another publisher meanwhile: ask that one.")
+
+    async def _taken_back(self, flow: FlowName) -> None:
+        closed = asyncio.Event()
+        self._handing.add(flow)
+        self._placing.take_back(flow, closed.set, self._loop.time())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * self.settings.close_s_max):
+                await closed.wait()
+
+    async def _rewound(self, flow: FlowName, position: Position) -> bool:
+        """Of a flow that no process has. False: it is not ours any more."""
+        if flow not in self.held:
+            return False
+        epoch = await self._blocking(lambda: self._store.rewind(flow, self.settings.name, position))
+        if epoch:
+            self._pending.pop(flow, None)
+            self.held[flow] = epoch
+            self._perform(self._core.rewind(flow, position, epoch))
+        else:
+            self._lost(flow, self.held[flow])
+        return bool(epoch)
 
     async def forget(self, flows: list[FlowName]) -> None:
         async with self._round:
@@ -357,3 +414,23 @@ class Owning:
     def close(self) -> None:
         """After the tasks that use it have ended."""
         self._thread.shutdown(wait=False)
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    """Nobody may be left to hear of it."""
+    if not task.cancelled() and isinstance(task.exception(), RoskvaError):
+        log.warning("A flow could not be rewound: %s", task.exception())
+
+
+def about_of(reach: Reach | None) -> bytes:
+    """What a publisher says of itself beside its counter."""
+    return b"" if reach is None else json.dumps({"oldest": str(reach.oldest), "history": reach.history}).encode()
+
+
+def reach_from(about: bytes) -> Reach | None:
+    """None: it can read nothing, or says what nobody understands."""
+    try:
+        found = json.loads(about)
+        return Reach(position_from_text(found["oldest"]), int(found["history"]))
+    except (ValueError, TypeError, KeyError, BadRequest):
+        return None

@@ -60,13 +60,10 @@ class Placing:
     def owned(self, flow: FlowName, now_s: float) -> None:
         """The core has it, unattached."""
         self._owned.setdefault(flow.application, set()).add(flow.shard)
-        self._forget(flow)
-        if flow in self.paused:
-            self._perform(self._core.pause(flow, self.paused[flow]))
-        self.due(now_s)
+        self.detached_by_core(flow, now_s)
 
     def detached_by_core(self, flow: FlowName, now_s: float) -> None:
-        """The core ended its stream, and keeps the flow (rewind, other terms)."""
+        """The core ended its stream, and keeps the flow (other terms)."""
         self._forget(flow)
         self._perform(self._core.pause(flow, self.paused[flow]) if flow in self.paused else self._core.resume(flow))
         self.due(now_s)
@@ -180,7 +177,7 @@ class Placing:
                 placed[shard] = at.member
         subscribers = [Subscriber(c.member, c.weight, c.load) for c in members.values()]
         try:
-            wanted = strategy(self.settings.applications[application].balance)(shards, placed, subscribers, self._dice.random)
+            wanted = dict(strategy(self.settings.applications[application].balance)(shards, placed, subscribers, self._dice.random))
         except Exception:
             log.exception("The strategy of application %s raised: its flows are spread evenly.", application)
             wanted = coordinated(shards, placed, subscribers, self._dice.random)
@@ -209,7 +206,7 @@ class Placing:
     def _attach(self, flow: FlowName, connection: SubscriberConnection, now_s: float) -> None:
         self._attached[flow] = connection.number
         # Half of the memory is for what is under way: with many flows each has less of it.
-        share = max(WINDOW_BYTES_MIN, self.settings.memory_mib_max * 2**19 // len(self._attached))
+        share = max(WINDOW_BYTES_MIN, self.settings.memory_mib_max * 2**19 // sum(map(len, self._owned.values())))
         self.windows_bytes[flow] = min(connection.window_bytes, share)
         self._perform(self._core.attached(flow, connection.number, self.windows_bytes[flow], now_s))
 

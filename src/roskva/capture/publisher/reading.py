@@ -31,6 +31,7 @@ REOPEN_S: Final = 0.1
 REOPEN_S_MAX: Final = 10.0
 ROW_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024  # a larger change cannot be sent: it is told as lost
 TOO_LARGE: Final = Row(-1, b"")
+SETS_MAX: Final = 1_024  # combinations of applications that are kept, to have each once; at the limit all are forgotten
 BURST_S: Final = 0.1  # of its pace, that a reader which stood still may read at once
 CUTS_MAX: Final = 8  # one after the other, with no reader opened in between: then the log cannot be read where it says that it begins
 TELL_S: Final = 10.0  # flows are told of a loss at most so often while nothing can be read
@@ -90,7 +91,12 @@ class Router:
         if not passed:
             return all_of
         found = all_of.union(passed)
-        return self._sets.setdefault(found, found)
+        known = self._sets.get(found)
+        if known is None:
+            if len(self._sets) >= SETS_MAX:
+                self._sets = {}
+            known = self._sets.setdefault(found, found)
+        return known
 
 
 class Opening:
@@ -157,6 +163,8 @@ class Reading:
         self.router = router
         self.changes_max = changes_max
         self.problem: RoskvaError | None = None  # why it does not read now
+        self._fails = False  # and did not succeed since
+        self._well_s = time.monotonic()  # when it last did
         self.reopened = 0
         self._position = after
         self._opening = opening
@@ -164,21 +172,27 @@ class Reading:
         self._loop = asyncio.get_running_loop()
         self._closed = threading.Event()
         self._moving = threading.Event()
-        self._bytes_per_s = 0.0  # while it moves, and when it last did: above 0 as soon as anything is read
+        self._bytes_per_s = 0.0  # the last pace above 0
         self._may_read_s = 0.0
         self._pause_s = REOPEN_S
         self._free = threading.Semaphore(1)  # held while a batch waits for the loop
         self._thread = threading.Thread(target=self._run, name=f"caravan {caravan}", daemon=True)
 
+    @property
+    def well_s(self) -> float:
+        """When it last read, by time.monotonic, if it fails since then; now, if it does not."""
+        return self._well_s if self._fails else time.monotonic()
+
     def start(self) -> None:
         self._thread.start()
 
     def pace(self, bytes_per_s: float) -> None:
+        """0: stand, after the batch that is being read; that is charged by the pace before."""
         if bytes_per_s > 0:
             self._bytes_per_s = bytes_per_s
             self._moving.set()
         else:
-            self._moving.clear()  # what is being read now is still paid for at the pace of before
+            self._moving.clear()
 
     def close(self) -> None:
         """Returns at once; the thread ends within READ_TIMEOUT_S, or when the datastore answers."""
@@ -221,19 +235,21 @@ class Reading:
         except RoskvaError as error:
             if self._closed.is_set():
                 raise _Closed from None
-            self.problem = error
+            self.problem, self._fails = error, True
             log.warning("Caravan %d cannot read on, and tries again in %.1f s: %s", self.caravan, self._pause_s, error)
         except _Closed:
             raise
         except Exception as error:
             if self._closed.is_set():
                 raise _Closed from None
-            self.problem = RoskvaError(f"Reading the log failed: {type(error).__name__} {error}.")
+            self.problem, self._fails = RoskvaError(f"Reading the log failed: {type(error).__name__} {error}."), True
             log.exception("Caravan %d cannot read on, and tries again in %.1f s.", self.caravan, self._pause_s)
 
     def _step(self, reader: Reader) -> None:
         changes, reached, bytes_read = reader.read(self.changes_max, READ_TIMEOUT_S)
-        self._may_read_s = max(self._may_read_s, time.monotonic() - BURST_S) + bytes_read / self._bytes_per_s
+        now_s = time.monotonic()
+        self._fails, self._well_s = False, now_s
+        self._may_read_s = max(self._may_read_s, now_s - BURST_S) + bytes_read / self._bytes_per_s
         if not changes and reached <= self._position:
             return
         routing = self.router.routing

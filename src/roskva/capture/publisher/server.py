@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,7 +23,7 @@ from roskva.capture.core import Core
 from roskva.capture.datamarkers import Datamarkers
 from roskva.capture.flows import Routed
 from roskva.capture.interface import Datastore, Retained
-from roskva.capture.limits import Limits
+from roskva.capture.ownership import Reach
 from roskva.capture.positions import Position
 from roskva.capture.publisher.connection import SubscriberConnection
 from roskva.capture.publisher.control import Control
@@ -109,9 +108,10 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
         self._dataset, self._retained = await self._first_look()
-        self.core = Core(_limits(self.settings))
+        self._answered_s = time.monotonic()
+        self.core = Core(self.settings.limits_of_core())
         self.placing = Placing(self.core, self.settings, self.perform)
-        self.owning = Owning(self.core, self.settings, self._store, self._datastore, self.placing, self.perform)
+        self.owning = Owning(self.core, self.settings, self._store, self._datastore, self.placing, self.perform, self._reach)
         try:
             await self._listen()
             if self.settings.control is not None:
@@ -166,11 +166,11 @@ class Publisher:
             raise InvalidSetting("A publisher that runs keeps its name and its addresses.")
         if settings.shards.shards != before.shards.shards:
             raise InvalidSetting("The number of shards cannot change while a publisher runs: order is promised within a shard.")
+        self.perform(self.core.configure(settings.limits_of_core()))  # first: it may refuse
         self.settings = self.placing.settings = self.owning.settings = settings
         self._router.routing = _routing(settings)
         for reading in self._readings.values():
             reading.changes_max = settings.changes_max
-        self.perform(self.core.configure(_limits(settings)))
         self.owning.configured(before, self._loop.time())
         for connection in list(self._admitted):
             known, knew = settings.applications.get(connection.application), before.applications.get(connection.application)
@@ -188,6 +188,12 @@ class Publisher:
 
     def reading_problems(self) -> list[RoskvaError]:
         return [reading.problem for reading in self._readings.values() if reading.problem is not None]
+
+    def _reach(self) -> Reach | None:
+        """None: the datastore has not answered, or the end of its log could not be read, for as long as peers wait for one that is dead."""
+        lead = next(caravan.caravan for caravan in self.core.caravans() if caravan.lead)
+        since_s = min(self._answered_s, self._readings[lead].well_s)
+        return Reach(self._retained.oldest, self._retained.end.history) if time.monotonic() - since_s < self.settings.takeover_s else None
 
     # What readers bring (reading.Taking).
 
@@ -220,6 +226,12 @@ class Publisher:
         self.placing.joined(connection, self._loop.time())
 
     def heard(self, connection: SubscriberConnection, frame: wire.ToPublisher) -> None:
+        try:
+            self._heard(connection, frame)
+        except Exception as error:
+            self._fail(error)
+
+    def _heard(self, connection: SubscriberConnection, frame: wire.ToPublisher) -> None:
         if isinstance(frame, wire.Credit | wire.Acknowledge):
             found = connection.flows.get(frame.flow)
             if found is None:
@@ -319,13 +331,24 @@ class Publisher:
             self.placing.tick(now_s)
             self.owning.tick()
             self.statistics.tick(now_s, self)
+            self._look_at_connections()
+
+    def _look_at_connections(self) -> None:
+        """Whoever is silent is given up; and whoever has most to take while all together have more to take than there is memory for."""
+        waiting = 0
+        for connection in list(self._admitted):
+            connection.hang_up_if_silent()
+            waiting += connection.waiting_bytes
+        if waiting > self.settings.memory_mib_max * 2**20:
+            max(self._admitted, key=lambda connection: connection.waiting_bytes).abort()
 
     async def _look_for_ever(self) -> None:
-        """At the datastore: how long its log is, and what of it is not needed any more; at connections that are silent."""
+        """At the datastore: how long its log is, and what of it is not needed any more."""
         while True:
             await asyncio.sleep(self.settings.look_s)
             try:
                 self._retained = await self._loop.run_in_executor(self._thread, self._datastore.retained)
+                self._answered_s = time.monotonic()
                 if self._confirmable is not None and self._confirmable != self._confirmed:
                     position = self._confirmable
                     await self._loop.run_in_executor(self._thread, self._datastore.confirm, position)
@@ -337,10 +360,6 @@ class Publisher:
             except Exception as error:
                 self.statistics.datastore = RoskvaError(f"Asking the datastore failed: {type(error).__name__} {error}.")
                 log.exception("Asking the datastore failed, which is tried again.")
-            for connection in list(self._admitted):
-                connection.hang_up_if_silent()
-                if connection.waiting_bytes > self.settings.memory_mib_max * 2**20:
-                    connection.abort()  # it takes nothing, and asks for answers all the same
 
     async def _first_look(self) -> tuple[str, Retained]:
         delay_s = RETRY_S
@@ -388,13 +407,3 @@ def _remove_socket(listen: str) -> None:
 
 def _routing(settings: PublisherSettings) -> Routing:
     return Routing(settings.shards, {name: application.passes for name, application in settings.applications.items()})
-
-
-def _limits(settings: PublisherSettings) -> Limits:
-    """The core's own, with its half of the memory."""
-    total = settings.memory_mib_max * 2**19
-    return replace(
-        settings.limits,
-        buffers_bytes_max=min(settings.limits.buffers_bytes_max, total),
-        buffer_bytes_max=min(settings.limits.buffer_bytes_max, total),
-    )

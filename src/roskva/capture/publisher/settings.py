@@ -6,7 +6,7 @@ Filters and the rule of the shards come compiled (filtering.py, sharding.py), so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -90,3 +90,12 @@ class PublisherSettings:
             raise InvalidSetting(f"A dataset has from 1 to {SHARDS_MAX:,} shards.")
         if self.peers and self.name not in {peer.name for peer in self.peers}:
             raise InvalidSetting(f"The publisher {self.name!r} is not among its peers: {', '.join(peer.name for peer in self.peers)}.")
+
+    def limits_of_core(self) -> Limits:
+        """The core's own, with its half of the memory."""
+        total = self.memory_mib_max * 2**19
+        return replace(
+            self.limits,
+            buffers_bytes_max=min(self.limits.buffers_bytes_max, total),
+            buffer_bytes_max=min(self.limits.buffer_bytes_max, total),
+        )

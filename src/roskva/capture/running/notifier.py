@@ -68,6 +68,7 @@ async def notify(
         # The same after a restart: its flows wait for nobody else.
         member = f"{socket.gethostname()}:{settings.publisher.name}:roskva"
         subscriber = Subscriber(given.subscription, key_of(settings, given.subscription), publishers, notifier, member)
+        notifier.began_after = lambda shard: subscriber.shards.get(shard)
         await subscriber.start()
         stack.push_async_callback(_stopped, subscriber)
         await stack.enter_async_context(_StatusSocket(data / NOTIFIER, Notified(notifier, subscriber)))

@@ -20,6 +20,7 @@ from roskva.capture.limits import Limits
 from roskva.capture.ownership import Peer
 from roskva.capture.publisher import ApplicationSettings, Publisher, PublisherSettings
 from roskva.capture.running.places import CONTROL, DATAMARKERS, check_places, key_of
+from roskva.capture.running.unchanged import check_unchanged
 from roskva.capture.settings import Application, CaptureSettings
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, log_share, metrics_text
@@ -99,6 +100,7 @@ async def publish(
         stack.push_async_callback(asyncio.to_thread, marks.close)
         if not await _prepared(datastore, stop):
             return
+        await asyncio.to_thread(lambda: check_unchanged(marks, settings.dataset, datastore.identity))
         publisher = Publisher(given, datastore, marks)
         starting = asyncio.create_task(publisher.start())
         if not await _first(starting, stop):

@@ -195,7 +195,7 @@ def _meaning(kind: int, key: bytes, value: bytes) -> tuple[Operation, dict[str, 
     if kind == ENTITY:
         return Operation.INSERT, {"entity": value}
     if kind == DELETE_RANGE:
-        return Operation.MESSAGE, {"delete_from": key, "delete_before": value}
+        return Operation.MESSAGE, {"delete_from": key, "delete_before": value}  # RANGE_DELETED
     assert kind in (DELETE, SINGLE_DELETE)
     return Operation.DELETE, {}
 

@@ -88,8 +88,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def beat(self, load: float) -> None:
-        """Called now and then: says how busy we are, and hangs up on a publisher that is silent."""
+    def beat(self, load: float, away_s: float = 0.0) -> None:
+        """Called now and then: says how busy we are, and hangs up on a publisher that is silent. `away_s`: so long of the time since the
+        last call nobody listened here, since the process was stopped or a callback blocked the event loop; that is no silence."""
+        self._heard_s += away_s
         silent_s = asyncio.get_running_loop().time() - self._heard_s
         if silent_s > wire.SILENCE_S_MAX:
             self.broken(ServiceUnreachable(f"The publisher {self.publisher} was silent for {silent_s:.0f} s."))

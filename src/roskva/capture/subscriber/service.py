@@ -225,8 +225,10 @@ class Subscriber:
         return flow
 
     async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due_s = loop.time() + self._beat_s
             await asyncio.sleep(self._beat_s)
-            load = self.load
+            load, away_s = self.load, loop.time() - due_s
             for connection in list(self._connections.values()):
-                connection.beat(load)
+                connection.beat(load, away_s)

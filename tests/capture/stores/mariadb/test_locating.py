@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+import pymysql  # type: ignore[import-untyped]
 import pytest
 
 from roskva.capture.positions import BEGINNING, Position
@@ -86,9 +87,38 @@ def test_a_log_that_is_purged_under_a_reader_is_cut_for_it(server: MariadbServer
 
 def test_a_position_that_the_server_never_had_is_of_another_history(store: MariadbStore) -> None:
     end = store.retained().end
-    for position in (Position(0, end.sequence + 1, 0), Position(1, end.sequence)):
+    for position in (Position(0, end.sequence + 1, 1), Position(0, end.sequence + 1), Position(1, end.sequence)):
         with pytest.raises(WrongHistory):
             store.read_after(position)
+
+
+def test_what_the_server_could_not_log_is_a_loss_for_whoever_stands_before_it(
+    server: MariadbServer, store: MariadbStore, database: str
+) -> None:
+    """A table that cannot roll back, and a change of it that is larger than the server may log: the rows are there, the log lacks them."""
+    server.run("CREATE TABLE t (v LONGTEXT) ENGINE=MyISAM", "CREATE TABLE u (id INT)", "INSERT INTO u VALUES (1)", database=database)
+    before = store.retained().end
+    waiting = store.read_after(before)
+    waiting.read(1, 0.05)
+    was = server.rows("SELECT @@global.max_binlog_stmt_cache_size")[0][0]
+    try:
+        server.run("SET GLOBAL max_binlog_stmt_cache_size = 4096")
+        with pytest.raises(pymysql.err.MySQLError, match="max_binlog_stmt_cache_size"):
+            server.run("INSERT INTO t SELECT repeat('x', 60000) FROM seq_1_to_9", database=database)
+    finally:
+        server.run(f"SET GLOBAL max_binlog_stmt_cache_size = {was}")
+    for reader in (waiting, store.read_after(before)):  # one that follows the log, and one that is opened later
+        with pytest.raises(LogCut) as cut:
+            reader.read(10, 10.0)
+        assert cut.value.oldest == Position(0, before.sequence + 1, 0)
+        reader.close()
+    after = store.read_after(Position(0, before.sequence + 1, 0))
+    assert after.read(10, 0.1).changes == []
+    server.run("INSERT INTO u VALUES (2)", database=database)
+    assert [(str(change.position), change.columns) for change in after.read(10, 10.0).changes] == [
+        (f"0/{before.sequence + 1}.1", {"id": 2})
+    ]
+    after.close()
 
 
 def test_bytes_are_counted_from_what_was_confirmed(server: MariadbServer, store: MariadbStore, database: str) -> None:

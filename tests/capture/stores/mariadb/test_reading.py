@@ -114,6 +114,27 @@ def test_truncate_is_a_change_of_the_whole_table(server: MariadbServer, store: M
     assert read_to(store, changes[0].position) == changes[1:]
 
 
+def test_whatever_takes_rows_away_without_a_word_is_told_as_a_truncate(server: MariadbServer, store: MariadbStore, database: str) -> None:
+    parts = (
+        "PARTITION BY RANGE (id) (PARTITION p VALUES LESS THAN (10), PARTITION q VALUES LESS THAN (20), PARTITION r VALUES LESS THAN (30))"
+    )
+    server.run(
+        f"CREATE TABLE t (id INT PRIMARY KEY) {parts}", "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1), (11), (21)",
+        database=database,
+    )  # fmt: skip
+    begin = store.retained().end
+    server.run(
+        "ALTER TABLE t TRUNCATE PARTITION p", "ALTER TABLE t EXCHANGE PARTITION q WITH TABLE u", "ALTER TABLE t DROP PARTITION r",
+        "CREATE OR REPLACE TABLE t (id INT PRIMARY KEY)", "CREATE OR REPLACE TABLE v (id INT PRIMARY KEY) SELECT 7 AS id",
+        f"CREATE TEMPORARY TABLE {database}.w (id INT)", "DROP TEMPORARY TABLE w", f"DROP TABLE u, {database}.v", "DROP TABLE IF EXISTS t",
+        database=database,
+    )  # fmt: skip
+    told = [(change.operation, change.table) for change in read_to(store, begin)]
+    at = told.index((Operation.INSERT, "v"))
+    assert told[:at] + told[at + 1 :] == [(Operation.TRUNCATE, name) for name in "ttuttvuvt"]
+    assert told[at - 1] == (Operation.TRUNCATE, "v")
+
+
 def test_rows_have_the_columns_of_their_time_whatever_became_of_the_table(
     server: MariadbServer, store: MariadbStore, database: str
 ) -> None:
@@ -128,6 +149,7 @@ def test_rows_have_the_columns_of_their_time_whatever_became_of_the_table(
         {"id": 1, "a": 2, "b": 3},
         {"id": 2, "b": 3},
         {"d": "x", "id": 3, "c": 4},
+        {},  # the table is gone
     ]
 
 
@@ -150,6 +172,7 @@ def test_without_metadata_the_table_is_described_as_it_is_now(
         assert [(change.key, change.columns) for change in changes] == [
             ({"id": 4_000_000_000}, {"id": 4_000_000_000, "e": "it's", "b": b"b", "v": "v"}),
             ({}, {"@1": 1, "@2": "x"}),
+            ({}, {}),  # it is gone
         ]
         server.run("ALTER TABLE t DROP COLUMN b", database=database)
         with pytest.raises(CaptureRefused, match=rf"{database}\.t were logged with 4 columns, it has 3 now.*binlog_row_metadata = FULL"):
@@ -166,7 +189,8 @@ def test_a_table_that_is_created_with_rows_brings_them(server: MariadbServer, st
     assert [(change.position.index, change.key, change.columns) for change in changes] == [
         (1, {"id": 1}, {"id": 1, "v": "x"}),
         (2, {"id": 2}, {"id": 2, "v": "x"}),
-        (1, {}, {"id": 3}),
+        (1, {}, {}),  # what was there is gone
+        (2, {}, {"id": 3}),
     ]
 
 

@@ -226,6 +226,12 @@ def test_attached_values_are_plain() -> None:
     assert keys == {"a": 1, "b": 1.5, "c": True, "d": "NaN", "e": "9223372036854775808", "f": "x"}
 
 
+def test_half_of_a_surrogate_pair_in_what_is_attached_stays_escaped() -> None:
+    keys = keys_from_message(rb'{"\ud800": 1, "a": ["\udc00"], "b": {"\ud800": "\ud83d\ude00"}}')
+    assert keys == {r"\ud800": 1, "a": r'["\udc00"]', "b": '{"\\ud800": "\U0001f600"}'}
+    "".join([*keys, *(str(value) for value in keys.values())]).encode()
+
+
 def test_a_message_outside_of_transactions_stands_before_the_commit_that_begins_where_it_ends() -> None:
     said, inserted = decoded(
         messages.message(100, "other", b"x", transactional=False), messages.begin(100), DOCUMENTS, messages.insert(7, 1, "a")

@@ -6,7 +6,7 @@ import pytest
 
 from roskva.capture.positions import BEGINNING, WHOLE, Position
 from roskva.capture.stores.postgres.timelines import Timelines, first_needed, lsn_from_text, lsn_to_text, timelines_from_history
-from roskva.errors import WrongHistory
+from roskva.errors import LogCut, WrongHistory
 
 HISTORY = "1\t0/3000148\tno recovery target specified\n\n# a comment\n2\t1/A0\tbefore 2026-01-01 00:00:00+00\n"
 THIRD = Timelines(3, ((1, 0x3000148), (2, 0x1000000A0)))
@@ -53,18 +53,34 @@ def test_positions_before_each_switch_are_of_this_log() -> None:
     ("position", "reason"),
     [
         (Position(4, 0x100), "timeline 4, and this server is at 3"),
-        (Position(1, 0x3000148), "left the timeline 1 at 0/3000148"),
-        (Position(2, 0x1000000A0, 5), None),  # the commit would begin exactly where the next timeline does: nothing of it was written
-        (Position(2, 0x1000000A1, 5), "left the timeline 2 at 1/A0"),
         (Position(3, 0x2000000000), "ends at 20/0"),
     ],
 )
-def test_positions_that_this_server_never_had_are_refused(position: Position, reason: str | None) -> None:
-    if reason is None:
-        THIRD.check(position, 0x2000000000)
-        return
+def test_positions_that_this_server_never_had_are_refused(position: Position, reason: str) -> None:
     with pytest.raises(WrongHistory, match=reason):
         THIRD.check(position, 0x2000000000)
+
+
+@pytest.mark.parametrize(
+    ("position", "goes_on"),
+    [
+        (Position(1, 0x3000148), Position(2, 0x3000148, 0)),
+        (Position(1, 0x9000000), Position(2, 0x3000148, 0)),
+        (Position(2, 0x1000000A1, 5), Position(3, 0x1000000A0, 0)),
+    ],
+)
+def test_after_what_a_promotion_undid_comes_the_first_commit_of_the_next_timeline(position: Position, goes_on: Position) -> None:
+    with pytest.raises(LogCut) as told:
+        THIRD.check(position, 0x2000000000)
+    assert told.value.oldest == goes_on > position
+    assert first_needed(goes_on) == THIRD.needed(position)
+    THIRD.check(goes_on, 0x2000000000)
+
+
+def test_a_commit_that_would_begin_exactly_where_the_next_timeline_does_was_never_written() -> None:
+    THIRD.check(Position(2, 0x1000000A0, 5), 0x2000000000)
+    assert THIRD.needed(Position(2, 0x1000000A0, 5)) == 0x1000000A0
+    assert THIRD.needed(Position(2, 0x50000)) == 0x50001
 
 
 def test_a_timeline_that_is_no_ancestor_is_refused() -> None:

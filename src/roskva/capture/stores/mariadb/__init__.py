@@ -3,7 +3,7 @@
 | module | what it is |
 |---|---|
 | `settings` | what must be known of a server |
-| `values`, `tables`, `images`, `decoding` | pure: from the bytes of events to changes |
+| `values`, `tables`, `images`, `statements`, `decoding` | pure: from the bytes of events to changes |
 | `protocol` | statements, and the stream of events, over pymysql's connection |
 | `locating` | the mapper: from a position to a place in this server's log |
 | `describing` | tables as they are now, for logs that do not say how they were |
@@ -16,7 +16,9 @@ A position is (0, sequence number of the GTID, row within its commit). What a us
   numbers the new primary gives again, are not noticed. Semi-synchronous replication prevents that.
 - The time of a commit is that of the server's clock, in whole seconds, at which its last statement began.
 - What the server has logged with a ROLLBACK at its end, since a table in it cannot roll back, is told as if it were committed.
-- TRUNCATE is a change; DROP, ALTER and partitions that are emptied are not. Rows that cascade in foreign keys are not in the log at all.
+- TRUNCATE is a change, and so is whatever else takes rows away without a word in the log: DROP TABLE, CREATE OR REPLACE TABLE, partitions
+  that are dropped, emptied or exchanged. DROP DATABASE, RENAME and other ALTERs are none. Rows that cascade in foreign keys are not in the
+  log at all.
 - A producer attaches keys to its transaction by inserting rows (name, value) into a table that is called `roskva_attach`; they go with all
   that follows in the transaction, and are no changes themselves. With ENGINE=BLACKHOLE the table stays empty:
   `CREATE TABLE roskva_attach (name VARCHAR(64) NOT NULL, value TEXT) ENGINE=BLACKHOLE`.

@@ -12,7 +12,6 @@ What MariaDB and MySQL do differently is in `_mariadb_group` and `_mysql_group`,
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Sequence
 from struct import Struct
@@ -21,6 +20,7 @@ from typing import Final
 
 from roskva.capture.positions import WHOLE, Position
 from roskva.capture.stores.mariadb.images import Image, Known
+from roskva.capture.stores.mariadb.statements import emptied_by, written_by
 from roskva.capture.stores.mariadb.tables import Codecs, Describe, Table, lenenc, read_table_map
 from roskva.capture.updates import Change, Columns, Operation, Value
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
@@ -45,16 +45,6 @@ TABLES_MAX: Final = 10_000  # whose maps are remembered; at the limit all are fo
 
 _HEADER: Final = Struct("<IBIIIH")
 _NO_TABLE: Final = 0xFFFFFF  # the number in a row event that only ends a statement
-_NAME: Final = r'(?:`((?:[^`]|``)+)`|"((?:[^"]|"")+)"|([\w$]+))'
-_GAP: Final = r"(?:\s|/\*(?!M?!)(?:[^*]|\*(?!/))*\*/|--\s[^\n]*\n|\#[^\n]*\n)"  # white space and comments, each in one way only
-_WHOLE_NAME: Final = rf"{_NAME}(?:{_GAP}*\.{_GAP}*{_NAME})?"
-_SETTING: Final = rf"{_GAP}*(?:SET{_GAP}+STATEMENT\b.*?\bFOR{_GAP}+)?"
-# What empties a table and has no rows. The server itself writes DELETE for a table in memory that a restart has emptied.
-_EMPTIES: Final = re.compile(
-    rf"{_SETTING}(?:TRUNCATE{_GAP}*(?:TABLE\b{_GAP}*)?{_WHOLE_NAME}|DELETE{_GAP}+FROM{_GAP}*{_WHOLE_NAME}{_GAP}*;?{_GAP}*\Z)",
-    re.IGNORECASE | re.DOTALL,
-)
-_WRITES: Final = re.compile(rf"{_SETTING}(INSERT|UPDATE|DELETE|REPLACE|LOAD)\b", re.IGNORECASE | re.DOTALL)
 _STATUS_BYTES: Final = {0: 4, 1: 8, 3: 4}  # of the variables that stand before the character set, in a statement's event
 
 
@@ -79,7 +69,10 @@ def sequence_of(event: bytes) -> int:
 class Decoder:
     """Of one reader. The caller hands over every event in order, and says where each file begins."""
 
-    def __init__(self, after: Position, domain: int, codecs: Codecs, describe: Describe, prepared_xa_counts: bool = False) -> None:
+    def __init__(
+        self, after: Position, domain: int, codecs: Codecs, describe: Describe, prepared_xa_counts: bool = False, last: int = 0
+    ) -> None:
+        """`last`: the sequence of the last group before the place where reading begins."""
         self.reached = after
         self._after = after
         self._domain = domain
@@ -89,7 +82,7 @@ class Decoder:
         self._checksum = False
         self._whole_up_to: int | None = None
         self._known: dict[int, Known] = {}  # by the table's number
-        self._last = 0  # sequence of the last group, to see that they grow
+        self._last = last  # sequence of the last group, to see that they grow
         self._sequence = 0
         self._wanted = False  # whether the present group comes after `after`
         self._standalone = False
@@ -188,9 +181,10 @@ class Decoder:
         self._wanted = False
 
     def _incident(self) -> None:
-        """The server itself says that it could not log something. It goes on in a new file, which begins after what was reached."""
+        """The server itself says that it could not log something: it is lost, whatever it was. What follows has the next number or a
+        later one, so a place before that number is after the loss, and whoever has all up to the last number has lost something."""
         if self._last >= self._after.sequence:
-            raise LogCut(self.reached, Position(0, self._last))
+            raise LogCut(self.reached, Position(0, self._last + 1, 0))
 
     def _refuse(self, what: str, needs: str) -> None:
         raise CaptureRefused(f"The log has {what}, in the commit after {self.reached}. Capture needs {needs}.")
@@ -218,12 +212,11 @@ class Decoder:
         if text == "BEGIN":
             self._standalone = False
             return
-        emptied = _EMPTIES.match(text)
-        if emptied:
-            names = [group.replace("``", "`").replace('""', '"') for group in emptied.groups() if group]
-            self._add_truncate(names[-2] if len(names) > 1 else database, names[-1], end, changes)
-        elif written := _WRITES.match(text):
-            self._refuse(f"the statement {written[1].upper()} instead of the rows that it changed", "binlog_format=ROW in every session")
+        emptied = emptied_by(text, database)
+        for one in emptied:
+            self._add_truncate(*one, end // len(emptied), changes)
+        if not emptied and (verb := written_by(text)):
+            self._refuse(f"the statement {verb} instead of the rows that it changed", "binlog_format=ROW in every session")
         if self._standalone:
             self._known.clear()  # for tables that somebody must describe as they are now
             self._end()

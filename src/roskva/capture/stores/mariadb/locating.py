@@ -123,13 +123,26 @@ class Log:
         sequence = position.sequence if position.index == WHOLE else max(position.sequence - 1, 0)
         if sequence < self.oldest.sequence:
             raise LogCut(position, self.oldest)
-        place = self.file_of(sequence)
+        return self._start(self.file_of(sequence), sequence)
+
+    def ends_before(self, position: Position) -> Start | None:
+        """If reading after this position begins with a file: where to look for the end of the one that has the commit before it.
+
+        The server ends a file once it has written there that it lost something (an incident), and begins the next."""
+        place = self.file_of(position.sequence)
+        if position.index != WHOLE or not place or self.begins(place).sequence != position.sequence:
+            return None
+        while place and self.begins(place).sequence == position.sequence:
+            place -= 1
+        return self._start(place, max(position.sequence - 1, self.begins(place).sequence))
+
+    def _start(self, place: int, sequence: int) -> Start:
         before = self.begins(place)
         after = self.begins(place + 1) if place + 1 < len(self.files) else self.state
         writers = [server for server, last in after.last.items() if before.last.get(server) != last]
         if sequence == before.sequence or len(writers) != 1:
-            return Start(file=self.files[place][0])
-        return Start(gtid=f"{self._settings.domain}-{writers[0]}-{sequence}")
+            return Start(self.files[place][0], sequence=before.sequence)
+        return Start(self.files[place][0], gtid=f"{self._settings.domain}-{writers[0]}-{sequence}", sequence=sequence)
 
     def whole_up_to(self, file: str) -> int | None:
         """The last sequence number that is whole in this file: what the next one begins with. None: it is the last, and written to."""
@@ -154,7 +167,8 @@ class Log:
     def _must_know(self, position: Position) -> None:
         if position.history != 0:
             raise WrongHistory(position, "a MariaDB server has one history, 0")
-        if position <= self.end:
+        # Before the first row of the next commit is where this log ends, too: after something that the server could not log.
+        if position <= max(self.end, Position(0, self.end.sequence + 1, 0)):
             return
         if self._session.rows("SHOW ALL SLAVES STATUS"):
             raise DatastoreUnavailable(f"The replica at {self._settings.where} has not got to {position} yet: it is at {self.end}.")

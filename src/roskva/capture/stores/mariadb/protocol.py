@@ -40,8 +40,9 @@ class LogRefused(Exception):
 class Start(NamedTuple):
     """A place in one server's log: after a GTID, or the beginning of a file."""
 
-    gtid: str = ""
-    file: str = ""
+    file: str
+    gtid: str = ""  # in this file; empty: its beginning
+    sequence: int = 0  # of the last group before it
 
 
 class Session:
@@ -192,7 +193,10 @@ class Dump:
             server_id = 2**31 + secrets.randbelow(2**31 - 1)
             flags = 0 if blocking else NON_BLOCKING
             payload = (
-                FILE_BEGINNING.to_bytes(4, "little") + flags.to_bytes(2, "little") + server_id.to_bytes(4, "little") + start.file.encode()
+                FILE_BEGINNING.to_bytes(4, "little")
+                + flags.to_bytes(2, "little")
+                + server_id.to_bytes(4, "little")
+                + (b"" if start.gtid else start.file.encode())
             )
             self._connection._execute_command(COM_BINLOG_DUMP, payload)
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from roskva.capture.interface import Finding, Retained
 from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.stores.mariadb.checking import check_server
-from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, Decoder, header_of, sequence_of
+from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, ROTATE, Decoder, header_of, rotated_to, sequence_of
 from roskva.capture.stores.mariadb.describing import codecs_of, described
 from roskva.capture.stores.mariadb.locating import Log, Remembered
 from roskva.capture.stores.mariadb.protocol import Dump, LogRefused, Session, Sessions, Start
@@ -56,8 +56,10 @@ class MariadbStore:
         return Retained(oldest, end, behind, log.bytes if oldest.sequence else None)
 
     def read_after(self, position: Position) -> MariadbReader:
-        start = self._look(lambda log: log.start_after(position))
-        decoder = Decoder(position, self.settings.domain, self._codecs, self._describe, self.settings.prepared_xa_counts)
+        start, end_before = self._look(lambda log: (log.start_after(position), log.ends_before(position)))
+        if end_before is not None and self._ends_with_a_loss(end_before):
+            raise LogCut(position, Position(0, position.sequence + 1, 0))
+        decoder = Decoder(position, self.settings.domain, self._codecs, self._describe, self.settings.prepared_xa_counts, start.sequence)
         silence_s_max = SILENT_HEARTBEATS * self.settings.heartbeat_s
         reader = MariadbReader(Dump(self.settings, start), decoder, silence_s_max, self._whole_up_to, self._meaning, self._forget)
         with self._lock:
@@ -91,7 +93,24 @@ class MariadbStore:
             stamps = [stamp for stamp, kind in map(header_of, events) if kind == FORMAT]
             return stamps[0] if stamps else None
 
-        return self._scan(file, first) or 0
+        return self._scan(Start(file), first) or 0
+
+    def _ends_with_a_loss(self, start: Start) -> bool:
+        """Whether the server has written, at the end of this file, that it could not log something."""
+
+        def incident(events: list[bytes]) -> bool | None:
+            for event in events:
+                _, kind = header_of(event)
+                if kind == INCIDENT:
+                    return True
+                if kind == ROTATE and rotated_to(event) != start.file:
+                    return False
+            return None
+
+        try:
+            return self._scan(start, incident) or False
+        except LogRefused:
+            return False  # a crash has cut it in the middle of an event: that was the end
 
     def _in_file(self, log: Log, place: int, time_s: int) -> Position:
         """The last commit of the file before the first that is not older."""
@@ -108,12 +127,12 @@ class MariadbStore:
                     last = max(last, sequence_of(event))
             return None
 
-        self._scan(log.files[place][0], younger)
+        self._scan(Start(log.files[place][0]), younger)
         return Position(0, last) if last else BEGINNING
 
-    def _scan(self, file: str, look: Callable[[list[bytes]], Answer | None]) -> Answer | None:
-        """From the beginning of a file until `look` has an answer, or the log ends."""
-        dump = Dump(self.settings, Start(file=file), blocking=False)
+    def _scan(self, start: Start, look: Callable[[list[bytes]], Answer | None]) -> Answer | None:
+        """From there until `look` has an answer, or the log ends. LogRefused: the server cannot read it."""
+        dump = Dump(self.settings, start, blocking=False)
         try:
             while (events := dump.events(SCAN_WAIT_S)) is not None:
                 if not events:
@@ -122,8 +141,6 @@ class MariadbStore:
                 if answer is not None:
                     return answer
             return None
-        except LogRefused as error:
-            raise DatastoreUnavailable(f"The log at {self.settings.where} cannot be read from {file}: {error}.") from error
         finally:
             dump.release()
 

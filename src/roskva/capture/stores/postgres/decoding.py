@@ -317,7 +317,12 @@ def keys_from_message(content: bytes) -> Columns | None:
         return None
     if not isinstance(found, dict):
         return None
-    return {name: value if _is_plain(value) else json.dumps(value, ensure_ascii=False) for name, value in found.items()}
+    return {_as_text(name): value if _is_plain(value) else _as_text(json.dumps(value, ensure_ascii=False)) for name, value in found.items()}
+
+
+def _as_text(text: str) -> str:
+    """JSON may escape half of a surrogate pair, which is no text: any user of the database may write it. It stays escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _is_plain(value: object) -> bool:

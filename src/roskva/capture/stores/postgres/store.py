@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import psycopg2  # type: ignore[import-untyped]  # it has no types
@@ -22,7 +23,7 @@ from roskva.capture.stores.postgres.slots import (
     prepare_publication,
     replace_slot,
 )
-from roskva.capture.stores.postgres.timelines import Timelines, first_needed
+from roskva.capture.stores.postgres.timelines import Timelines
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError, WrongHistory
 
 SEARCH_S_MAX: Final = 20.0  # for a time in the log
@@ -94,10 +95,11 @@ class PostgresStore:
     def confirm(self, position: Position) -> None:
         anchor = self._anchor()
         timelines = self._timelines_of(anchor.timeline)
-        timelines.check(position, anchor.end)
+        with suppress(LogCut):  # it was undone by a promotion: its flow is told of that when it is read for
+            timelines.check(position, anchor.end)
         if not anchor.readable:
             raise LogCut(position, timelines.before(anchor.end))
-        needed = first_needed(position)
+        needed = timelines.needed(position)
         if needed > anchor.confirmed:
             self._ask("confirming", lambda cursor: advance(cursor, self._settings, needed))
 

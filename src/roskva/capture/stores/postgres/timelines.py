@@ -2,7 +2,9 @@
 
 Pure. A physical replica has every record at the same LSN as its primary, up to where it was promoted; from there on it counts its own
 under a new timeline. So (timeline, LSN of the commit record, index) names an update at every replica, and the list of switches, which each
-replica keeps as a file for each timeline, says whether a position of an earlier timeline is of this one's past.
+replica keeps as a file for each timeline, says whether a position of an earlier timeline is of this one's past. One that lies beyond the
+switch was undone: the primary had published what its standby never got. Whoever stands there has all of the past, and goes on with the
+first commit of the next timeline; that is told as a loss, since what it was sent last is not so any more.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import re
 from typing import Final, NamedTuple
 
 from roskva.capture.positions import WHOLE, Position
-from roskva.errors import WrongHistory
+from roskva.errors import LogCut, WrongHistory
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _SWITCH: Final = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
@@ -52,8 +54,12 @@ class Timelines(NamedTuple):
         """All whose commits begin below this LSN."""
         return Position(self.history_of(lsn - 1), lsn - 1) if lsn else Position(0, 0, 0)
 
+    def needed(self, position: Position) -> int:
+        """As `first_needed`, of this log: after a position that was undone, the place where that happened."""
+        return min(first_needed(position), dict(self.ends).get(position.history, first_needed(position)))
+
     def check(self, position: Position, end: int) -> None:
-        """Whether the position is of this log, which ends at the LSN `end`. Raises WrongHistory if not."""
+        """Whether the position is of this log, which ends at the LSN `end`. Raises LogCut if it was undone, WrongHistory if not."""
         history, needed = position.history, first_needed(position)
         if history > self.current:
             raise WrongHistory(position, f"it is of the timeline {history}, and this server is at {self.current}")
@@ -61,8 +67,7 @@ class Timelines(NamedTuple):
         if history < self.current and switched is None and history != 0:
             raise WrongHistory(position, f"the timeline {history} is none that this server, at {self.current}, came from")
         if switched is not None and needed > switched:
-            reason = f"this server left the timeline {history} at {lsn_to_text(switched)}, before {lsn_to_text(position.sequence)}"
-            raise WrongHistory(position, reason)
+            raise LogCut(position, Position(self.history_of(switched), switched, 0))
         if needed > end:
             raise WrongHistory(position, f"the log ends at {lsn_to_text(end)}, before {lsn_to_text(position.sequence)}")
 

@@ -1,0 +1,113 @@
+"""Flows go to a publisher that can read, and never to one whose log lacks something that they need (Wormhole 3.3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from roskva.capture.ownership import Peer
+from roskva.capture.publisher import Publisher
+from roskva.capture.subscriber import Subscriber
+from tests.capture.shell.numberlog import KEY, NumberLog
+from tests.capture.shell.serving import publishing
+from tests.capture.shell.watching import Watching, until
+
+PEERS = (Peer("p1"), Peer("p2"))
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[dict[str, NumberLog]]:
+    """The same numbers, at each publisher with a file of its own that says what is gone."""
+    logs = {name: NumberLog(tmp_path / "numbers", name) for name in ("p1", "p2")}
+    yield logs
+    for log in logs.values():
+        log.close()
+
+
+@asynccontextmanager
+async def publisher(folder: Path, logs: dict[str, NumberLog], name: str, shards: int = 2) -> AsyncIterator[Publisher]:
+    async with publishing(folder, logs[name], shards, name, peers=PEERS, takeover_s=0.6, steady_s=0.2) as running:
+        yield running
+
+
+def subscriber(folder: Path, watching: Watching) -> Subscriber:
+    return Subscriber("watch", KEY, [f"unix:{folder / peer.name}" for peer in PEERS], watching, "m1", reconnect_s_max=0.1)
+
+
+async def test_a_publisher_whose_datastore_fails_gives_its_flows_away_and_gets_them_back(
+    tmp_path: Path, logs: dict[str, NumberLog]
+) -> None:
+    watching = Watching(2)
+    async with publisher(tmp_path, logs, "p1") as first, publisher(tmp_path, logs, "p2") as second, subscriber(tmp_path, watching):
+        logs["p1"].append(100)
+        await until(lambda: watching.has_all(100) and len(first.owning.held) == 2)
+        logs["p1"].fails = True
+        logs["p1"].append(100)
+        await until(lambda: len(second.owning.held) == 2 and watching.has_all(200), what="it can be read at p2")
+        assert first.owning.held == {}
+        assert watching.repeated == 0, "it was handed over, not lost"
+        logs["p1"].fails = False
+        await until(lambda: len(first.owning.held) == 2, what="p1 can read again")
+        logs["p1"].append(100)
+        await until(lambda: watching.has_all(300))
+    assert (watching.skipped, watching.losses) == ([], [])
+
+
+async def test_a_publisher_keeps_its_flows_though_it_cannot_read_if_nobody_else_can(tmp_path: Path, logs: dict[str, NumberLog]) -> None:
+    watching = Watching(2)
+    async with publisher(tmp_path, logs, "p1") as first, publisher(tmp_path, logs, "p2") as second, subscriber(tmp_path, watching):
+        logs["p1"].append(10)
+        await until(lambda: watching.has_all(10) and len(first.owning.held) == 2)
+        held = dict(first.owning.held)
+        for log, one in ((logs["p2"], second), (logs["p1"], first)):
+            log.fails = True
+            await until(lambda one=one: one._reach() is None)  # type: ignore[misc]
+        rounds = first.owning._beaten_s
+        await until(lambda: first.owning._beaten_s > rounds + 0.3, what="some rounds")
+        logs["p1"].fails = False
+        logs["p1"].append(10)
+        await until(lambda: watching.has_all(20))
+        assert first.owning.held == held
+
+
+async def test_a_primary_that_returns_with_a_log_that_begins_too_late_waits_until_it_lacks_nothing(
+    tmp_path: Path, logs: dict[str, NumberLog]
+) -> None:
+    """As a server that was built anew, with a slot of its own that is as old as it is."""
+    watching = Watching(2, acknowledges=False)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(subscriber(tmp_path, watching))
+        second = await stack.enter_async_context(publisher(tmp_path, logs, "p2"))
+        logs["p2"].append(100)
+        await until(lambda: watching.has_all(100) and len(second.owning.held) == 2)
+        logs["p1"].cut(90)
+        first = await stack.enter_async_context(publisher(tmp_path, logs, "p1"))
+        await until(lambda: "publisher:p1" in second.owning._liveness.steady, what="p1 has lived for a while")
+        rounds = second.owning._beaten_s
+        await until(lambda: second.owning._beaten_s > rounds + 0.3, what="some rounds")
+        assert first.owning.held == {}
+        assert len(second.owning.held) == 2
+        watching.acknowledges = True
+        logs["p2"].append(100)  # so that it is asked again
+        await until(lambda: len(first.owning.held) == 2, what="all datamarkers are past what p1 lacks")
+        logs["p1"].append(100)
+        await until(lambda: watching.has_all(300))
+    assert (watching.skipped, watching.losses) == ([], [])
+
+
+async def test_if_nobody_who_lives_has_all_of_it_the_rest_is_sent_and_what_is_lost_is_told(
+    tmp_path: Path, logs: dict[str, NumberLog]
+) -> None:
+    watching = Watching(2, acknowledges=False)
+    async with subscriber(tmp_path, watching):
+        async with publisher(tmp_path, logs, "p1") as first:
+            logs["p1"].append(100)
+            await until(lambda: watching.has_all(100) and len(first.owning.held) == 2)
+        logs["p2"].append(100)
+        logs["p2"].cut(150)
+        async with publisher(tmp_path, logs, "p2") as second:
+            await until(lambda: watching.has_all(200) and len(second.owning.held) == 2)
+    assert {shard for shard, _, _ in watching.losses} == {0, 1}
