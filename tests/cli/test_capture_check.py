@@ -150,3 +150,22 @@ def test_metrics_are_in_the_form_of_prometheus() -> None:
         assert f"# TYPE {name} gauge" in lines or f"# TYPE {name} counter" in lines
     assert "lag_seconds" in text
     assert "None" not in text
+
+
+def test_check_looks_at_datamarkers_keys_and_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = settings(tmp_path)
+    alone = file.read_text()
+
+    def told(more: str) -> str:
+        file.write_text(alone.replace("[applications.search]", f"{more}\n[applications.search]"))
+        main(["capture", "check", "--config", str(file)])
+        return capsys.readouterr().out
+
+    assert "FAIL  all publishers share their datamarkers" in told('peers = ["publisher", "other"]')
+    assert f"ok    datamarkers can be kept in {tmp_path}/marks" in told(f'datamarkers = "{tmp_path}/marks"')
+    away = told('datamarkers = "host=127.0.0.1 port=1 dbname=x password=hidden connect_timeout=1"')
+    assert "FAIL  datamarkers can be kept in x at 127.0.0.1:1" in away
+    assert "FAIL  all publishers know the keys of search" in away
+    assert "hidden" not in away
+    assert "FAIL  the publisher's certificate can be used" in told('tls_certificate = "/nowhere"\ntls_key = "/nowhere"')
+    assert not (tmp_path / "marks").exists()

@@ -19,9 +19,9 @@ _END = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 class Authority:
     """Signs certificates, and tells clients to trust them."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "the test's authority") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _named("the test's authority")
+        self._name = _named(name)
         self._certificate = (
             _begun(self._name, self._name, self._key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -38,10 +38,13 @@ class Authority:
         key.write_bytes(private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
         certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
+    @property
+    def pem(self) -> str:
+        return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
+
     def trusted(self) -> ssl.SSLContext:
         """What a client needs to trust the certificates."""
-        pem = self._certificate.public_bytes(serialization.Encoding.PEM).decode()
-        return ssl.create_default_context(cadata=pem)
+        return ssl.create_default_context(cadata=self.pem)
 
 
 def common_name(der: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The settings of capture: `capture.toml`, every setting with its unit, its default, and one line on when to change it.
+"""The settings of capture: `capture.toml`, read and checked. sections.py has every setting, with its default and when to change it.
 
     [dataset]              what the data is called, and how it is divided into shards
     [datastore]            where its log is read: kind = "postgres", "mariadb", "rocksdb" or "files", each with keys of its own
@@ -16,196 +16,55 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
-from roskva.address import PORT_MAX
-from roskva.capture.balance import STRATEGIES
+from roskva.capture.datamarkers.opening import check_place
 from roskva.capture.filters import EVERYTHING, Basic, Filter, Key, OneOf, parse_filter
-from roskva.capture.mapping import COMMIT_POSITION, Rule, parse_mapping
-from roskva.capture.policies import POLICIES
-from roskva.capture.positions import Position, position_from_text
-from roskva.capture.sharding import SHARDS_MAX, Sharding, parse_rule
-from roskva.capture.toml_tables import setting, table_of, unknown, written
+from roskva.capture.mapping import parse_mapping
+from roskva.capture.positions import position_from_text
+from roskva.capture.sections import (
+    DATASTORES,
+    Application,
+    CaptureSettings,
+    Dataset,
+    Datastore,
+    Files,
+    Mariadb,
+    Postgres,
+    Publisher,
+    Rocksdb,
+    Roskva,
+    RowMapping,
+    Start,
+)
+from roskva.capture.sharding import Sharding, parse_rule
+from roskva.capture.toml_tables import table_of, unknown, written
 from roskva.errors import BadRequest, InvalidSetting
-from roskva.model import APPLICATION_PATTERN, check_application
+from roskva.model import check_application
+
+__all__ = [
+    "DATASTORES",
+    "FILE_NAME",
+    "Application",
+    "CaptureSettings",
+    "Dataset",
+    "Files",
+    "Mariadb",
+    "Postgres",
+    "Publisher",
+    "Rocksdb",
+    "example",
+    "load",
+    "settings_of",
+]
 
 FILE_NAME: Final = "capture.toml"
 KEY_BYTES_MIN: Final = 16
 FILE_BYTES_MAX: Final = 4 << 20
-
-NAME: Final[dict[str, Any]] = {"pattern": APPLICATION_PATTERN.pattern, "form": "1 to 64 of a-z, 0-9, dot, underscore and hyphen"}
-ADDRESS: Final[dict[str, Any]] = {
-    "pattern": r"unix:[^\0]+|(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):"
-    r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])",  # ports end at 65535
-    "form": "HOST:PORT, such as 127.0.0.1:8480 or [::1]:8480, or unix:PATH",
-}
-URL: Final[dict[str, Any]] = {"pattern": r"https?://[^\s/]+\S*", "form": "a URL, such as http://127.0.0.1:8470"}
-
-# Where a flow begins that has no datamarker yet: at the log's end, at its oldest, at a time (seconds since 1970), or at a position.
-Start: TypeAlias = Literal["end", "oldest"] | float | Position
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    name: str = setting(MISSING, "What the data is called: the same at every replica of it.", example="shop", **NAME)
-    shards: int = setting(
-        1, "Shards of the dataset: order is promised within one. More let more processes share the work.", least=1, most=SHARDS_MAX
-    )
-    shard: str = setting(
-        "0", 'The rule that says of which shard a row is: a column, "user_id % 64" or "hash(user_id) % 64"; 0: all of one.'
-    )
-    tables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # [dataset.tables]: other rules for some tables
-    sharding: Sharding = field(default_factory=lambda: Sharding(1), compare=False, repr=False)  # what these rules make
-
-
-@dataclass(frozen=True, slots=True)
-class Postgres:
-    """kind = "postgres" """
-
-    dsn: str = setting(
-        MISSING, "Where it is, as libpq reads it. Keep the password out of it: a pass file or PGPASSWORD holds it better.", secret=True,
-        example="host=127.0.0.1 dbname=shop user=roskva",
-    )  # fmt: skip
-    slot: str = setting(
-        "roskva", "The slot that keeps the log for us. One for each publisher.", pattern="[a-z0-9_]{1,40}", form="1 to 40 of a-z, 0-9 and _"
-    )
-    publication: str = setting("roskva", "The publication, which says which tables are in it.")
-    tables: tuple[str, ...] = setting((), "Tables to publish; none: all.", example=("documents", "users"))
-    message_prefix: str = setting("roskva", "Of pg_logical_emit_message, with which a producer attaches keys to its transaction.")
-
-
-@dataclass(frozen=True, slots=True)
-class Mariadb:
-    """kind = "mariadb" """
-
-    host: str = setting("127.0.0.1", "The server, which writes a row-based binary log.")
-    port: int = setting(3306, "Its port.", least=1, most=PORT_MAX)
-    unix_socket: str = setting("", "Its socket, instead of host and port.", example="/run/mysqld/mysqld.sock")
-    user: str = setting("roskva", "A user with REPLICATION SLAVE, REPLICATION CLIENT (BINLOG MONITOR) and SELECT.")
-    password: str = setting("", "Its password; better in a file.", secret=True, example="secret")
-    password_file: str = setting("", "A file that holds it.", example="/etc/roskva/mariadb-password")
-    tls_ca: str = setting(
-        "", "A file of certificates: the connection is encrypted, and the server must show one of theirs.", example="/etc/ssl/db.pem"
-    )
-    domain: int = setting(0, "The GTID domain of the data.", least=0, most=2**32 - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Rocksdb:
-    """kind = "rocksdb" """
-
-    path: Path = setting(MISSING, "The database's directory.", example="/var/lib/shop/rocksdb")
-    database: str = setting("rocksdb", "How the database is called in filters; a table of it is a column family, such as default.")
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """kind = "files": append-only JSON lines"""
-
-    path: Path = setting(MISSING, "The directory of the log.", example="/var/lib/shop/log")
-    database: str = setting("files", "How the database is called in filters.")
-
-
-Datastore: TypeAlias = Postgres | Mariadb | Rocksdb | Files
-DATASTORES: Final[Mapping[str, type[Datastore]]] = {"postgres": Postgres, "mariadb": Mariadb, "rocksdb": Rocksdb, "files": Files}
-
-
-@dataclass(frozen=True, slots=True)
-class Publisher:
-    name: str = setting("publisher", "What this publisher is called among those of the same data.", **NAME)
-    listen: str = setting("127.0.0.1:8480", "Where subscribers come to: HOST:PORT, or unix:PATH.", **ADDRESS)
-    data: Path = setting(Path("roskva-capture"), "The data directory: datamarkers, and what must survive a restart.")
-    region: str = setting("", "Where it is. Applications of the same region prefer it.", example="eu", **NAME)
-    peers: tuple[str, ...] = setting(
-        (), "All publishers of the same data, this one too, the primary first, each as NAME or NAME@REGION; none: this one alone.",
-        pattern=rf"{APPLICATION_PATTERN.pattern}(?:@{APPLICATION_PATTERN.pattern})?", form="NAME or NAME@REGION",
-        example=("db1@eu", "db2@us"),
-    )  # fmt: skip
-    key: str = setting(
-        "", "The secret that applications show that have none of their own; better in a file.", secret=True, example="32 random characters"
-    )
-    key_file: str = setting("", "A file that holds it.", example="/etc/roskva/capture-key")
-    memory_mib_max: int = setting(
-        512, "Memory for what waits to be sent. At the limit buffers are discarded, and read again later.", least=16
-    )
-    caravans_max: int = setting(
-        4, "Readers of the log at a time. At the limit flows that lag share one; with 1 all wait for the last.", most=64
-    )
-    caravan_rate_max_bytes_per_s: float = setting(64.0 * 2**20, "Log that one reader may read. Lower it if the database's disk is busy.")
-    caravans_rate_total_max_bytes_per_s: float = setting(128.0 * 2**20, "Log that all readers may read together.")
-    policy: str = setting("cluster", "Which flows share a reader: cluster is quick, fewest reads least.", one_of=tuple(POLICIES))
-    datamarker_period_s: float = setting(
-        30.0, "How often a subscriber is asked how far it is. Shorter repeats less after a crash, costs writes."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Application:
-    filter: str = setting("", 'Which updates it gets: OR of groups in brackets, such as [table = "users"]; none: all.')
-    start: Start = setting(
-        "end", "Where it begins the first time: end, oldest, a time such as 2026-01-31T12:00:00Z, or a position such as 1/4711."
-    )
-    real_time_only: bool = setting(False, "Only what is new: after an interruption it goes on at the log's end.")
-    max_age_s: float | None = setting(None, "Updates older than this are skipped, and counted; none: none are.", example=3600.0)
-    max_staleness_s: float = setting(0.0, "Updates may wait so long to be sent together, which costs less.", least=0, most=3600)
-    publishers: tuple[str, ...] = setting(
-        (), "Addresses of the publishers that its subscribers connect to, the primary's first; none: `listen` of this one.",
-        example=("127.0.0.1:8480",), **ADDRESS,
-    )  # fmt: skip
-    region: str = setting("", "Whose publishers it prefers.", example="eu", **NAME)
-    balance: str = setting(
-        "coordinated",
-        "Which of its processes gets a flow: coordinated has one owner for each, weighted throws dice.",
-        one_of=tuple(STRATEGIES),
-    )
-    key: str = setting("", "The secret that its subscribers show; none: the publisher's.", secret=True, example="32 random characters")
-    key_file: str = setting("", "A file that holds it.", example="/etc/roskva/search-key")
-    wanted: Filter = EVERYTHING  # what the text of the filter says
-
-
-@dataclass(frozen=True, slots=True)
-class RowMapping:
-    table: tuple[str, ...] = setting(MISSING, "The table, or several.", example="documents")
-    object: tuple[str, ...] = setting(MISSING, "The objects that a row is: text with columns in braces, or several.", example="doc:{id}")
-    version: str = setting(COMMIT_POSITION, "What its version is: the commit position, or a column that grows with each change.")
-    source: str = setting("", "Which device made the change: it is not told of it.", example="{updated_by}")
-    deletes: bool = setting(True, "Whether deletions are told.")
-    missing: str = setting(
-        "invalidate",
-        "If the log lacks a column that names the object: invalidate all that begin like it, or skip.",
-        one_of=("invalidate", "skip"),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Roskva:
-    application: str = setting(MISSING, "The application whose objects these are.", example="demo", **NAME)
-    url: str = setting("http://127.0.0.1:8470", "Where the service is.", **URL)
-    key: str = setting("", "A publish key of it, if it has any; better in a file.", secret=True, example="from `roskva app key add`")
-    key_file: str = setting("", "A file that holds it.", example="/etc/roskva/publish-key")
-    admin_key_file: str = setting(
-        "", "A file with the operators' key: needed when a replica is promoted, to reset the application.", example="/etc/roskva/admin-key"
-    )
-    subscription: str = setting("roskva", "The application of capture, of [applications.NAME], that it subscribes as.", **NAME)
-    admin_key: str = field(default="", repr=False)
-    mapping: tuple[Rule, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureSettings:
-    dataset: Dataset
-    datastore: Datastore
-    publisher: Publisher
-    applications: Mapping[str, Application]
-    roskva: Roskva | None = None
-
-    def key_of(self, application: str) -> str:
-        """What subscribers of the application show: its own key, or the publisher's. Empty: none was given."""
-        return self.applications[application].key or self.publisher.key
 
 
 def load(file: Path) -> CaptureSettings:
@@ -237,6 +96,7 @@ def settings_of(tables: Mapping[str, Any]) -> CaptureSettings:
         if name not in tables:
             raise InvalidSetting(f"The section [{name}] must be given.")
     publisher = _with_key(table_of(Publisher, tables.get("publisher", {}), "publisher"), "publisher")
+    _check_publisher(publisher)
     if publisher.peers and publisher.name not in {peer.partition("@")[0] for peer in publisher.peers}:
         raise InvalidSetting(
             f"publisher.peers does not name this publisher, {publisher.name!r}: all of them are listed, the primary first."
@@ -248,6 +108,22 @@ def settings_of(tables: Mapping[str, Any]) -> CaptureSettings:
         wanted = Filter(((Basic(Key("table"), OneOf(mapped)),),))
         applications[roskva.subscription] = Application(filter=str(wanted), wanted=wanted)
     return CaptureSettings(_dataset(tables["dataset"]), _datastore(tables["datastore"]), publisher, MappingProxyType(applications), roskva)
+
+
+def _check_publisher(publisher: Publisher) -> None:
+    with _at("publisher.datamarkers"):
+        check_place(publisher.datamarkers)
+    _check_pair(publisher.tls_certificate, publisher.tls_key, "publisher")
+    if publisher.tls_client_ca and not publisher.tls_certificate:
+        raise InvalidSetting("publisher.tls_client_ca is given without publisher.tls_certificate: nobody shows anything without TLS.")
+    if publisher.tls_certificate and publisher.listen.startswith("unix:"):
+        raise InvalidSetting("publisher.tls_certificate is given, and publisher.listen is a Unix socket, where there is no TLS.")
+
+
+def _check_pair(certificate: str, key: str, path: str) -> None:
+    if bool(certificate) != bool(key):
+        given, missing = ("tls_certificate", "tls_key") if certificate else ("tls_key", "tls_certificate")
+        raise InvalidSetting(f"{path}.{given} is given without {path}.{missing}: TLS needs both.")
 
 
 def _dataset(given: Any) -> Dataset:
@@ -287,6 +163,7 @@ def _applications(given: Any) -> dict[str, Application]:
         with _at(path):
             check_application(name)
         application = _with_key(table_of(Application, table, path), path)
+        _check_pair(application.tls_certificate, application.tls_key, path)
         with _at(f"{path}.filter"):
             wanted = parse_filter(application.filter) if application.filter else EVERYTHING
         found[name] = replace(application, wanted=wanted, start=_start(application.start, f"{path}.start"))

@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from roskva.address import bound_socket
+from roskva.capture.datamarkers.opening import is_server
 from roskva.capture.interface import Datastore, Finding
 from roskva.capture.mapping import Rule
-from roskva.capture.running.places import CONTROL, check_places
+from roskva.capture.running.places import CONTROL, check_places, datamarkers_of
+from roskva.capture.running.tls import for_publisher, for_subscriber
 from roskva.capture.settings import CaptureSettings, Mariadb, Postgres, load
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, in_bytes, log_share
@@ -62,6 +66,8 @@ def finding_lines(finding: Finding, later: bool = False) -> Iterator[str]:
 def findings(settings: CaptureSettings) -> Iterator[Finding]:
     yield Finding("the settings file can be used", True)
     yield from _publisher(settings)
+    yield from _datamarkers(settings)
+    yield from _tls(settings)
     datastore = datastore_of(settings)
     try:
         of_store = datastore.check()
@@ -114,6 +120,50 @@ def _publisher(settings: CaptureSettings) -> Iterator[Finding]:
                 error.what,
                 "set publisher.listen to another port, or end what listens there",
             )
+
+
+def _datamarkers(settings: CaptureSettings) -> Iterator[Finding]:
+    try:
+        place = datamarkers_of(settings)
+    except InvalidSetting as error:
+        yield Finding("all publishers share their datamarkers", False, error.what, "set publisher.datamarkers, to the same at each of them")
+        return
+    if is_server(place):
+        from roskva.capture.datamarkers.postgres import findings as of_server
+
+        yield from of_server(place, settings.dataset.name)
+        if without := [name for name in settings.applications if not settings.key_of(name)]:
+            yield Finding(
+                f"all publishers know the keys of {', '.join(without)}",
+                False,
+                "each makes one of its own, in its data directory, and a subscriber shows the same to all",
+                "set publisher.key_file to a file with the same contents at each of them",
+            )
+    elif settings.publisher.datamarkers:
+        folder = Path(place).expanduser().absolute().parent
+        ok = os.access(folder if folder.exists() else folder.parent, os.W_OK | os.X_OK)
+        yield Finding(
+            f"datamarkers can be kept in {place}",
+            ok,
+            "" if ok else "its folder cannot be written",
+            "" if ok else f"chown {os.getuid()} {folder}",
+        )
+
+
+def _tls(settings: CaptureSettings) -> Iterator[Finding]:
+    """Of the publisher's port, and of each application that has anything of it."""
+    contexts: dict[str, Callable[[], object]] = {}
+    if settings.publisher.tls_certificate:
+        contexts["the publisher's certificate can be used"] = lambda: for_publisher(settings)
+    for name, application in settings.applications.items():
+        if application.tls_ca or application.tls_certificate:
+            contexts[f"the certificates of {name} can be used"] = partial(for_subscriber, settings, name)
+    for what, make in contexts.items():
+        try:
+            make()
+            yield Finding(what, True)
+        except InvalidSetting as error:
+            yield Finding(what, False, error.what, "correct it in the settings, or give this user the right to read the files")
 
 
 def _disk(settings: CaptureSettings, datastore: Datastore) -> Iterator[Finding]:

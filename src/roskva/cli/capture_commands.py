@@ -56,8 +56,8 @@ def add_capture(commands: Any) -> None:
         default = None if parser is capture else argparse.SUPPRESS
         metrics = "serve figures for Prometheus there (default: nowhere)"
         parser.add_argument("--metrics", metavar="HOST:PORT", default=default, help=metrics)
-        datamarkers = "where datamarkers are kept, if not in the data directory: publishers of the same data on one machine share a file"
-        parser.add_argument("--datamarkers", metavar="FILE", type=Path, default=default, help=datamarkers)
+        datamarkers = "where datamarkers are kept, instead of publisher.datamarkers: a file, or a PostgreSQL server"
+        parser.add_argument("--datamarkers", metavar="PLACE", default=default, help=datamarkers)
     for parser in running:
         parser.add_argument("--data", metavar="DIR", help="the publisher's data directory, instead of the settings file")
     for parser in (check, *running):

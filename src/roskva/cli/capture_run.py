@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roskva.capture.running.notifier import notify
-from roskva.capture.running.places import CONTROL, check_places
-from roskva.capture.running.publisher import check_datamarkers, publish
+from roskva.capture.running.places import CONTROL, check_places, datamarkers_of
+from roskva.capture.running.publisher import publish
+from roskva.capture.running.tls import for_publisher
 from roskva.capture.settings import CaptureSettings, load
 from roskva.cli import processes
 from roskva.cli.capture_control import LOCK, NotRunning, ask, config_of
@@ -47,7 +48,8 @@ def capture(arguments: argparse.Namespace, program: Sequence[str] = PROGRAM) -> 
     """Run until a signal. 0: stopped cleanly; 1: could not start."""
     settings = load(config_of(arguments))
     check_places(settings)
-    check_datamarkers(settings, arguments.datamarkers)
+    datamarkers_of(settings, arguments.datamarkers or "")
+    for_publisher(settings)
     if not settings.applications:
         raise InvalidSetting("Nobody subscribes: the settings of capture need [roskva] with a mapping, or an [applications.NAME].")
     with data_directory(settings.publisher.data, "publisher.data", LOCK, "roskva capture", STOP_GRACE_S) as run:
@@ -62,7 +64,7 @@ def publisher(arguments: argparse.Namespace) -> int:
             _collect_rarely()
             log.info("The publisher listens on %s.", address)
 
-        await publish(settings, stop, arguments.metrics or "", arguments.datamarkers, ready)
+        await publish(settings, stop, arguments.metrics or "", arguments.datamarkers or "", ready)
 
     return _part(arguments, work)
 

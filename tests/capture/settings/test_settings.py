@@ -74,6 +74,8 @@ password_file = "{tmp_path}/key"
 name = "db1"
 listen = "unix:/run/roskva/capture.sock"
 peers = ["db1@eu", "db2"]
+datamarkers = "host=db1,db2 dbname=marks user=roskva password=very-secret"
+takeover_s = 20
 region = "eu"
 key_file = "{tmp_path}/key"
 caravan_rate_max_bytes_per_s = "8 MiB"
@@ -123,6 +125,9 @@ missing = "skip"
     assert settings.applications["roskva"].filter == '[table in ("documents", "users")]'
     assert settings.key_of("search") == settings.publisher.key
     assert "a key of" not in repr(settings)
+    assert settings.publisher.takeover_s == 20
+    assert settings.publisher.datamarkers.startswith("host=db1,db2")
+    assert "very-secret" not in repr(settings)
 
 
 def test_the_other_datastores() -> None:
@@ -150,6 +155,19 @@ def test_the_other_datastores() -> None:
         ("[publisher]\npeers = ['a', 'b']", "does not name this publisher, 'publisher'"),
         ("[publisher]\npeers = ['publisher', 'B b']", "publisher.peers[1] is 'B b'; it must be NAME or NAME@REGION"),
         ("[publisher]\npeers = []", "publisher.peers must be text, or a list of texts"),
+        ("[publisher]\ndatamarkers = 'mysql://db1/x'", "publisher.datamarkers: Datamarkers are kept in a file, or in a server"),
+        ("[publisher]\ndatamarkers = 'host=db1 hst=db2'", "publisher.datamarkers: The connection string of Postgres cannot be read"),
+        ("[publisher]\ndatamarkers = 'postgresql://db1/%zz'", "publisher.datamarkers: The connection string of Postgres cannot be read"),
+        ("[publisher]\ndatamarkers = 5", "publisher.datamarkers must be text, not 5"),
+        ("[publisher]\ntakeover_s = 0.5", "publisher.takeover_s is 0.5; it must be from 1 to 3,600"),
+        ("[publisher]\ntls_certificate = 'x'", "publisher.tls_certificate is given without publisher.tls_key: TLS needs both"),
+        ("[publisher]\ntls_key = 'x'", "publisher.tls_key is given without publisher.tls_certificate"),
+        ("[publisher]\ntls_client_ca = 'x'", "publisher.tls_client_ca is given without publisher.tls_certificate"),
+        (
+            "[publisher]\ntls_certificate = 'x'\ntls_key = 'y'\nlisten = 'unix:/x'",
+            "publisher.listen is a Unix socket, where there is no TLS",
+        ),
+        ("[applications.x]\ntls_certificate = 'x'", "applications.x.tls_certificate is given without applications.x.tls_key"),
         ("[publisher]\nkey = 'short'", "publisher.key has 5 bytes; it needs 16 at least"),
         ("[publisher]\nkey_file = '/nowhere/key'", "publisher.key_file, /nowhere/key, cannot be read: No such file"),
         ("[publisher]\nkey_file = '/dev/null'", "is empty"),
@@ -254,6 +272,8 @@ def test_what_the_example_shows_as_defaults_are_the_defaults_and_all_of_it_is_ac
                     f"{default:g}" if isinstance(default, float) else "",
                     _mib(default),
                 ), name
+    assert shown["publisher"]["takeover_s"] == 8
+    assert kind != "postgres" or shown["datastore"]["replace_lost_slot"] is False
     for section in (shown["publisher"], shown["applications"]["search"], shown["roskva"], shown["datastore"]):
         for setting_name in [one for one in section if one.endswith("_file")]:
             del section[setting_name]

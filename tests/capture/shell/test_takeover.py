@@ -19,7 +19,7 @@ def test_a_death_is_noticed_early_enough_to_go_on_after_ten_seconds(look_s: floa
     seen = Liveness("p2")
     looks = (look_s + (beat_s + 0.02) * count for count in range(100))
     for now_s in looks:
-        seen.observe({"p1": int(min(now_s, died_s) / beat_s), "p2": 1}, now_s)
+        seen.observe({"p1": int(min(now_s, died_s) / beat_s), "p2": 1}, {"p1", "p2"}, now_s)
         if now_s > died_s and "p1" not in seen.live:
             break
     assert 6.5 < now_s - died_s < 9.5

@@ -25,7 +25,7 @@ from roskva.capture.flows import Routed
 from roskva.capture.interface import Datastore, Retained
 from roskva.capture.ownership import Reach
 from roskva.capture.positions import Position
-from roskva.capture.publisher.connection import SubscriberConnection
+from roskva.capture.publisher.connection import HANDSHAKE_S, SubscriberConnection
 from roskva.capture.publisher.control import Control
 from roskva.capture.publisher.owning import Owning
 from roskva.capture.publisher.placing import Placing
@@ -379,7 +379,8 @@ class Publisher:
             self._server = await self._loop.create_unix_server(self._connection, self.settings.listen.removeprefix("unix:"))
         else:
             holder = bound_socket(self.settings.listen)
-            self._server = await self._loop.create_server(self._connection, sock=holder, ssl=self._tls)
+            patience_s = None if self._tls is None else HANDSHAKE_S
+            self._server = await self._loop.create_server(self._connection, sock=holder, ssl=self._tls, ssl_handshake_timeout=patience_s)
             host, port = holder.getsockname()[:2]
             self.address = f"{host}:{port}"
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from roskva.capture.mapping import Mapper
 from roskva.capture.notifying import HistoryFile, Notifier, Orders
 from roskva.capture.running.places import HISTORY, NOTIFIER, key_of, reachable
+from roskva.capture.running.tls import for_subscriber
 from roskva.capture.settings import CaptureSettings
 from roskva.capture.subscriber import Subscriber
 from roskva.publisher import Publisher
@@ -67,7 +68,8 @@ async def notify(
         notifier = Notifier(Mapper(given.mapping), backend, orders, HistoryFile(data / HISTORY))
         # The same after a restart: its flows wait for nobody else.
         member = f"{socket.gethostname()}:{settings.publisher.name}:roskva"
-        subscriber = Subscriber(given.subscription, key_of(settings, given.subscription), publishers, notifier, member)
+        key, tls = key_of(settings, given.subscription), for_subscriber(settings, given.subscription)
+        subscriber = Subscriber(given.subscription, key, publishers, notifier, member, tls=tls)
         notifier.began_after = lambda shard: subscriber.shards.get(shard)
         await subscriber.start()
         stack.push_async_callback(_stopped, subscriber)

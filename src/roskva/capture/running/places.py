@@ -27,6 +27,15 @@ HISTORY: Final = "history.json"
 SOCKET_PATH_BYTES_MAX: Final = 107  # of Linux, for a Unix socket
 
 
+def datamarkers_of(settings: CaptureSettings, instead: str = "") -> str:
+    """Where the datamarkers are: as the settings say, or `instead`. Publishers that do not see each other's would all own every flow."""
+    if len(settings.publisher.peers) > 1 and not (instead or settings.publisher.datamarkers):
+        raise InvalidSetting(
+            "publisher.peers names several publishers, which must share the place of their datamarkers: set publisher.datamarkers."
+        )
+    return instead or settings.publisher.datamarkers or str(settings.publisher.data / DATAMARKERS)
+
+
 def check_places(settings: CaptureSettings) -> None:
     """Raises InvalidSetting for a directory or an address that nobody could use."""
     given = settings.publisher

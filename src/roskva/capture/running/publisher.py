@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from roskva.address import bound_socket
-from roskva.capture.datamarkers import SqliteDatamarkers
+from roskva.capture.datamarkers import open_datamarkers
 from roskva.capture.filtering import for_updates
 from roskva.capture.filters import EVERYTHING
 from roskva.capture.flows import Terms
@@ -19,13 +19,14 @@ from roskva.capture.interface import Datastore
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import Peer
 from roskva.capture.publisher import ApplicationSettings, Publisher, PublisherSettings
-from roskva.capture.running.places import CONTROL, DATAMARKERS, check_places, key_of
+from roskva.capture.running.places import CONTROL, check_places, datamarkers_of, key_of
+from roskva.capture.running.tls import for_publisher
 from roskva.capture.running.unchanged import check_unchanged
 from roskva.capture.settings import Application, CaptureSettings
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, log_share, metrics_text
 from roskva.durable import private_directory
-from roskva.errors import InvalidSetting, Unavailable
+from roskva.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ LOOK_S: Final = 5.0  # how often it is looked whether the log fills what there i
 REMIND_S: Final = 600.0  # how often a trouble that stays is said again
 REQUEST_BYTES_MAX: Final = 8_192
 REQUEST_S_MAX: Final = 10.0
+BEATS_MIN: Final = 10  # that a peer must miss before it counts as dead
+
+Made = TypeVar("Made")
 
 
 def publisher_settings(settings: CaptureSettings) -> PublisherSettings:
@@ -56,15 +60,10 @@ def publisher_settings(settings: CaptureSettings) -> PublisherSettings:
             datamarker_period_s=given.datamarker_period_s,
         ),
         memory_mib_max=given.memory_mib_max,
+        beat_s=min(1.0, given.takeover_s / BEATS_MIN),
+        takeover_s=given.takeover_s,
+        steady_s=given.takeover_s / 2,
     )
-
-
-def check_datamarkers(settings: CaptureSettings, datamarkers: Path | None) -> None:
-    """Publishers that do not see each other's datamarkers would all own every flow."""
-    if len(settings.publisher.peers) > 1 and datamarkers is None:
-        raise InvalidSetting(
-            "publisher.peers names several publishers, which must share the place of their datamarkers: start each with --datamarkers FILE."
-        )
 
 
 def _application(settings: CaptureSettings, name: str, given: Application) -> ApplicationSettings:
@@ -82,26 +81,28 @@ async def publish(
     settings: CaptureSettings,
     stop: asyncio.Event,
     metrics: str = "",
-    datamarkers: Path | None = None,
+    datamarkers: str = "",
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run the publisher until `stop`.
 
-    `metrics`: HOST:PORT for Prometheus. `datamarkers`: their file, if it is not in the data directory: publishers of the same data on one
-    machine share one. `ready` is told the publisher's address when it reads and listens.
+    `metrics`: HOST:PORT for Prometheus. `datamarkers`: their place, if not that of the settings. `ready` is told the publisher's address
+    when it reads and listens.
     """
-    check_datamarkers(settings, datamarkers)
-    given = publisher_settings(settings)
+    place_of_datamarkers = datamarkers_of(settings, datamarkers)
+    given, tls = publisher_settings(settings), for_publisher(settings)
     private_directory(settings.publisher.data)
     async with AsyncExitStack() as stack:
         datastore = datastore_of(settings)
         stack.push_async_callback(asyncio.to_thread, datastore.close)
-        marks = SqliteDatamarkers(datamarkers or settings.publisher.data / DATAMARKERS, settings.dataset.name)
-        stack.push_async_callback(asyncio.to_thread, marks.close)
-        if not await _prepared(datastore, stop):
+        marks = await _waited_for("The datamarkers", lambda: open_datamarkers(place_of_datamarkers, settings.dataset.name), stop)
+        if marks is None:
             return
-        await asyncio.to_thread(lambda: check_unchanged(marks, settings.dataset, datastore.identity))
-        publisher = Publisher(given, datastore, marks)
+        stack.push_async_callback(asyncio.to_thread, marks.close)
+        if await _waited_for("The datastore", lambda: _prepared(datastore), stop) is None:
+            return
+        await asyncio.to_thread(check_unchanged, marks, settings.dataset, datastore.identity)
+        publisher = Publisher(given, datastore, marks, tls)
         starting = asyncio.create_task(publisher.start())
         if not await _first(starting, stop):
             starting.cancel()
@@ -119,20 +120,25 @@ async def publish(
         await _first(publisher.failed, stop)
 
 
-async def _prepared(datastore: Datastore, stop: asyncio.Event) -> bool:
-    """Publication and slot are there; waits for a datastore that does not answer yet. False: it shall stop."""
+def _prepared(datastore: Datastore) -> Datastore:
+    """Publication and slot are there."""
+    datastore.prepare()
+    return datastore
+
+
+async def _waited_for(what: str, make: Callable[[], Made], stop: asyncio.Event) -> Made | None:
+    """What `make` answers, in a thread; again and again for as long as that is unavailable. None: it shall stop."""
     delay_s = RETRY_S
     while not stop.is_set():
         try:
-            await asyncio.to_thread(datastore.prepare)
-            return True
+            return await asyncio.to_thread(make)
         except Unavailable as error:
-            log.warning("The datastore cannot be prepared yet, which is tried again in %.1f s: %s", delay_s, error)
+            log.warning("%s cannot be prepared yet, which is tried again in %.1f s: %s", what, delay_s, error)
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await stop.wait()
         delay_s = min(RETRY_S_MAX, delay_s * 2)
-    return False
+    return None
 
 
 async def _first(work: asyncio.Future[None], stop: asyncio.Event) -> bool:

@@ -18,7 +18,9 @@ def datastore_of(settings: CaptureSettings) -> Datastore:
     if isinstance(store, Postgres):
         from roskva.capture.stores.postgres import PostgresSettings, PostgresStore
 
-        return PostgresStore(PostgresSettings(store.dsn, store.slot, store.publication, store.tables, store.message_prefix))
+        return PostgresStore(
+            PostgresSettings(store.dsn, store.slot, store.publication, store.tables, store.message_prefix, store.replace_lost_slot)
+        )
     if isinstance(store, Mariadb):
         from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
 
