@@ -104,6 +104,20 @@ def test_values_are_what_json_has_or_as_the_database_writes_them(kind: int, raw:
     assert type(change.columns["v"]) is type(value)
 
 
+def test_text_that_is_none_makes_no_difference_to_the_other_columns_of_its_row_and_none_to_the_next_one() -> None:
+    columns = {"id": 20, "a": 25, "b": 25, "c": 25, "raw": 17}
+    bad, update_of_bad, good = in_transaction(
+        messages.relation(1, "t", columns, ("id",)),
+        messages.insert(1, 1, "before", b"caf\xe9", None, b"\\xff"),
+        messages.update(1, messages.row(1, b"\xff", "text", UNCHANGED, b"\\x00")),
+        messages.insert(1, 2, "a", "b", "c", b"\\x01"),
+    )
+    assert bad.columns == {"id": 1, "a": "before", "b": b"caf\xe9", "c": None, "raw": b"\xff"}
+    assert (update_of_bad.columns, update_of_bad.unchanged) == ({"id": 1, "a": b"\xff", "b": "text", "raw": b"\x00"}, ("c",))
+    assert good.columns == {"id": 2, "a": "a", "b": "b", "c": "c", "raw": b"\x01"}
+    assert [change.key for change in (bad, update_of_bad, good)] == [{"id": 1}, {"id": 1}, {"id": 2}]
+
+
 def test_a_table_has_its_schema_unless_that_is_the_default_one() -> None:
     (change,) = in_transaction(messages.relation(1, "orders", {"id": 23}, schema="Sales"), messages.insert(1, 5))
     assert change.table == "Sales.orders"

@@ -78,12 +78,19 @@ def _name(payload: bytes, at: int) -> tuple[str, int]:
 class Relation:
     """One table, as it was when its changes were made."""
 
-    __slots__ = ("columns", "key", "name")
+    __slots__ = ("columns", "key", "lenient", "name")
 
-    def __init__(self, name: str, columns: tuple[tuple[str, Callable[[bytes], Value]], ...], key: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        columns: tuple[tuple[str, Callable[[bytes], Value]], ...],
+        key: tuple[str, ...],
+        lenient: Relation | None = None,
+    ) -> None:
         self.name = name
         self.columns = columns
         self.key = key
+        self.lenient = lenient  # the same, for a row with text that is none: they are so few that no other row shall pay for them
 
 
 class Decoder:
@@ -121,7 +128,8 @@ class Decoder:
         kind = payload[0]
         if kind == 0x49:  # Insert
             relation = self._relations[_uint32(payload, 1)[0]]
-            if self._counts():
+            self._index = index = self._index + 1  # as _counts does, without the call: most logs are full of these
+            if index > self._skipped:
                 columns, unchanged, _ = self._row(relation, payload, 6)
                 out.append(self._change(Operation.INSERT, relation, columns, columns, None, unchanged, len(payload)))
         elif kind == 0x55:  # Update
@@ -191,7 +199,12 @@ class Decoder:
         self.reached = position
         names = relation.key
         # A key of a few kilobytes may be left out like any other column that the log keeps elsewhere.
-        key = {name: identified_by[name] for name in names if name in identified_by} if names else _NO_COLUMNS
+        key: Columns = _NO_COLUMNS
+        if names:
+            key = found = {}
+            for name in names:  # a comprehension would be one more call for every row
+                if name in identified_by:
+                    found[name] = identified_by[name]
         change: Change = _make(
             Change,
             (
@@ -234,21 +247,27 @@ class Decoder:
         """The columns of a row, those that are left out, and where it ends."""
         columns: dict[str, Value] = {}
         unchanged: tuple[str, ...] = ()
+        begin = at
         at += 2  # the number of columns is that of the relation
-        for name, value in relation.columns:
-            kind = payload[at]
-            if kind == _TEXT_KIND:
-                start = at + 5
-                at = start + _uint32(payload, at + 1)[0]
-                columns[name] = value(payload[start:at])
-            elif kind == _NULL_KIND:
-                columns[name] = None
-                at += 1
-            elif kind == _UNCHANGED_KIND:
-                unchanged = (*unchanged, name)
-                at += 1
-            else:
-                raise CaptureRefused(f"The column {name} of {relation.name} came in the unknown form {chr(kind)!r}.")
+        try:
+            for name, value in relation.columns:
+                kind = payload[at]
+                if kind == _TEXT_KIND:
+                    start = at + 5
+                    at = start + _uint32(payload, at + 1)[0]
+                    columns[name] = value(payload[start:at])
+                elif kind == _NULL_KIND:
+                    columns[name] = None
+                    at += 1
+                elif kind == _UNCHANGED_KIND:
+                    unchanged = (*unchanged, name)
+                    at += 1
+                else:
+                    raise CaptureRefused(f"The column {name} of {relation.name} came in the unknown form {chr(kind)!r}.")
+        except UnicodeDecodeError:
+            if relation.lenient is None:
+                raise
+            return self._row(relation.lenient, payload, begin)
         return columns, unchanged, at
 
     def _describe(self, payload: bytes) -> None:
@@ -265,7 +284,7 @@ class Decoder:
             name, at = _name(payload, at + 1)
             type_number, _modifier = _COLUMN.unpack_from(payload, at)
             at += _COLUMN.size
-            columns.append((name, _VALUES.get(type_number, _text)))
+            columns.append((name, _VALUES.get(type_number, bytes.decode)))
             if flags & 1:
                 key.append(name)
         if identity == 0x66:  # FULL: every column is marked
@@ -274,7 +293,8 @@ class Decoder:
             key = list(primary) if names.issuperset(primary) else []
         # A part of the system catalogs has an empty name here; the default schema goes without saying.
         full_name = table if schema == "public" else f"{schema or 'pg_catalog'}.{table}"
-        self._relations[number] = Relation(full_name, tuple(columns), tuple(key))
+        lenient = Relation(full_name, tuple((name, _text if value is bytes.decode else value) for name, value in columns), tuple(key))
+        self._relations[number] = Relation(full_name, tuple(columns), tuple(key), lenient)
 
     def _truncate(self, payload: bytes, out: list[Change]) -> None:
         count, _options = _TRUNCATE.unpack_from(payload)
