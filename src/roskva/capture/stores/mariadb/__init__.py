@@ -5,6 +5,7 @@
 | `settings` | what must be known of a server |
 | `values`, `tables`, `images`, `statements`, `decoding` | pure: from the bytes of events to changes |
 | `protocol` | statements, and the stream of events, over pymysql's connection |
+| `witness` | who wrote which commit, as far as it was seen |
 | `locating` | the mapper: from a position to a place in this server's log |
 | `describing` | tables as they are now, for logs that do not say how they were |
 | `reading`, `store`, `checking` | the reader, the datastore, `capture check` |
@@ -12,8 +13,9 @@
 A position is (0, sequence number of the GTID, row within its commit). What a user of it must know:
 
 - The identity is `mariadb/DATASET/DOMAIN`. Servers have nothing in common with their replicas that a program could read, so a person names
-  the data. One GTID domain is read. Positions have no server id: commits that a primary had not replicated when it was lost, and whose
-  numbers the new primary gives again, are not noticed. Semi-synchronous replication prevents that.
+  the data. One GTID domain is read. Positions have no server id: if a primary is lost with commits that no replica had, the new one
+  gives their numbers again. `witness` notices it, and a loss is told, if the process that has read them lives on, or one that was asked for
+  them before the new primary wrote; after a restart in between nobody knows. Semi-synchronous replication prevents the case.
 - The time of a commit is that of the server's clock, in whole seconds, at which its last statement began.
 - What the server has logged with a ROLLBACK at its end, since a table in it cannot roll back, is told as if it were committed.
 - TRUNCATE is a change, and so is whatever else takes rows away without a word in the log: DROP TABLE, CREATE OR REPLACE TABLE, partitions

@@ -22,8 +22,9 @@ from roskva.capture.positions import WHOLE, Position
 from roskva.capture.stores.mariadb.images import Image, Known
 from roskva.capture.stores.mariadb.statements import emptied_by, written_by
 from roskva.capture.stores.mariadb.tables import Codecs, Describe, Table, lenenc, read_table_map
+from roskva.capture.stores.mariadb.witness import Witness
 from roskva.capture.updates import Change, Columns, Operation, Value
-from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
+from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
 
 HEADER_BYTES: Final = 19
 QUERY, ROTATE, FORMAT, XID, LOAD, TABLE_MAP, INCIDENT, HEARTBEAT, MYSQL_GTID, XA_PREPARE = 2, 4, 15, 16, 18, 19, 26, 27, 33, 38
@@ -70,9 +71,17 @@ class Decoder:
     """Of one reader. The caller hands over every event in order, and says where each file begins."""
 
     def __init__(
-        self, after: Position, domain: int, codecs: Codecs, describe: Describe, prepared_xa_counts: bool = False, last: int = 0
+        self,
+        after: Position,
+        domain: int,
+        codecs: Codecs,
+        describe: Describe,
+        prepared_xa_counts: bool = False,
+        last: int = 0,
+        witness: Witness | None = None,
     ) -> None:
-        """`last`: the sequence of the last group before the place where reading begins."""
+        """`last`: the sequence of the last group before the place where reading begins. `witness` is told who wrote each group."""
+        self._witness = witness or Witness()
         self.reached = after
         self._after = after
         self._domain = domain
@@ -103,7 +112,7 @@ class Decoder:
             raise DatastoreUnavailable(f"The log after {self.reached} cannot be understood: {error!r}.") from error
 
     def _decode(self, event: bytes, changes: list[Change]) -> None:
-        stamp, kind, _, size, _, _ = _HEADER.unpack_from(event)
+        stamp, kind, server, size, _, _ = _HEADER.unpack_from(event)
         if kind == FORMAT:
             self._checksum = event[-5] == 1
             self._known.clear()  # the server may have been started anew, and counts its tables from 1 again
@@ -117,7 +126,7 @@ class Decoder:
                     f"The log is damaged after {self.reached}: the check sum of an event of {size:,} bytes is wrong."
                 )
         if kind == GTID:
-            self._mariadb_group(event, stamp)
+            self._mariadb_group(event, stamp, server)
         elif kind == MYSQL_GTID:
             self._mysql_group(event, stamp)
         elif not self._wanted:
@@ -138,7 +147,7 @@ class Decoder:
         elif kind == INCIDENT:
             self._incident()
 
-    def _mariadb_group(self, event: bytes, stamp: int) -> None:
+    def _mariadb_group(self, event: bytes, stamp: int, server: int) -> None:
         at = HEADER_BYTES
         sequence = int.from_bytes(event[at : at + 8], "little")
         domain = int.from_bytes(event[at + 8 : at + 12], "little")
@@ -149,6 +158,9 @@ class Decoder:
                 "one domain is read, since two have no common order."
             )
         self._begin(sequence, stamp, bool(flags & STANDALONE))
+        if self._sequence == sequence and not self._witness.saw(sequence, server):
+            self._wanted = False
+            raise WrongHistory(self.reached, f"the server {server} has written the commit {sequence}, which was another one's before")
         if self._wanted and flags & PREPARED_XA and not self._prepared_xa_counts:
             self._refuse(
                 "a prepared XA transaction, of which nobody knows yet whether it will be committed",

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from roskva.capture.positions import WHOLE, Position
 from roskva.capture.stores.mariadb.protocol import Session, Start
 from roskva.capture.stores.mariadb.settings import MariadbSettings
+from roskva.capture.stores.mariadb.witness import Witness
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
 
 FILES_REMEMBERED_MAX: Final = 4096  # lists of files, which never change; at the limit all are forgotten, and asked for again
@@ -35,6 +36,11 @@ class Servers(NamedTuple):
     @property
     def sequence(self) -> int:
         return max(self.last.values(), default=0)
+
+    @property
+    def writer(self) -> int:
+        """Of the last commit."""
+        return max(self.last, key=lambda server: self.last[server])
 
 
 class Remembered:
@@ -64,11 +70,15 @@ class Remembered:
 class Log:
     """A look at the log of a server, as it was when this was made."""
 
-    def __init__(self, session: Session, settings: MariadbSettings, remembered: Remembered) -> None:
+    def __init__(self, session: Session, settings: MariadbSettings, remembered: Remembered, witness: Witness | None = None) -> None:
         self._session = session
         self._settings = settings
         self._remembered = remembered
-        ((version, logs, state),) = session.rows("SELECT VERSION(), @@global.log_bin, @@global.gtid_binlog_state")
+        self._witness = witness or Witness()
+        ((version, logs, state, server),) = session.rows(
+            "SELECT VERSION(), @@global.log_bin, @@global.gtid_binlog_state, @@global.server_id"
+        )
+        self._server = int(server)
         if "mariadb" not in str(version).lower():
             raise CaptureRefused(
                 f"The server at {settings.where} is {version}, not MariaDB: its GTIDs have no common order, and it was never tried."
@@ -123,7 +133,9 @@ class Log:
         sequence = position.sequence if position.index == WHOLE else max(position.sequence - 1, 0)
         if sequence < self.oldest.sequence:
             raise LogCut(position, self.oldest)
-        return self._start(self.file_of(sequence), sequence)
+        place = self.file_of(sequence)
+        self._must_be_as_it_was_read(position, place)
+        return self._start(place, sequence)
 
     def ends_before(self, position: Position) -> Start | None:
         """If reading after this position begins with a file: where to look for the end of the one that has the commit before it.
@@ -170,9 +182,27 @@ class Log:
         # Before the first row of the next commit is where this log ends, too: after something that the server could not log.
         if position <= max(self.end, Position(0, self.end.sequence + 1, 0)):
             return
-        if self._session.rows("SHOW ALL SLAVES STATUS"):
+        replica = bool(self._session.rows("SHOW ALL SLAVES STATUS"))
+        if not replica or self.state.last:
+            self._witness.expect(position.sequence, self.state.writer if replica else self._server, any_other=not replica)
+        if replica:
             raise DatastoreUnavailable(f"The replica at {self._settings.where} has not got to {position} yet: it is at {self.end}.")
         raise WrongHistory(position, f"the log ends at {self.end}, and the server is not a replica that could be behind")
+
+    def _must_be_as_it_was_read(self, position: Position, place: int) -> None:
+        """A promoted replica that lacked commits of the lost primary gives their numbers again (witness.py)."""
+        sequence = position.sequence
+        if position.index == 0 or sequence > self.end.sequence:
+            return  # nothing of this commit was read
+        lasts = (self.begins(place + 1) if place + 1 < len(self.files) else self.state).last
+        writers = [server for server, last in lasts.items() if last >= sequence]
+        fork = self._witness.fork_at(sequence, writers, max((last for last in lasts.values() if last < sequence), default=0))
+        if fork is None:
+            return
+        if self.end.sequence < fork.upto:
+            again = f"another server gives the numbers after {fork.after} again, and has come to {self.end.sequence}"
+            raise WrongHistory(position, f"{again}; at {fork.upto} it is told as a loss, and reading goes on")
+        raise LogCut(position, Position(0, fork.upto + 1, 0))
 
 
 def _servers(gtids: str, settings: MariadbSettings) -> Servers:

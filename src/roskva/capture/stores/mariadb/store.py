@@ -21,6 +21,7 @@ from roskva.capture.stores.mariadb.protocol import Dump, LogRefused, Session, Se
 from roskva.capture.stores.mariadb.reading import SILENT_HEARTBEATS, MariadbReader
 from roskva.capture.stores.mariadb.settings import MariadbSettings
 from roskva.capture.stores.mariadb.tables import Described
+from roskva.capture.stores.mariadb.witness import Witness
 from roskva.errors import DatastoreUnavailable, LogCut
 
 SCAN_WAIT_S: Final = 30.0  # for the next piece of a log that is read to its end
@@ -35,6 +36,7 @@ class MariadbStore:
         self.settings = settings
         self._sessions = Sessions(settings)
         self._remembered = Remembered()
+        self._witness = Witness()
         self._lock = threading.Lock()
         self._readers: set[MariadbReader] = set()
         self._codecs: dict[int, str | None] = {}
@@ -59,7 +61,9 @@ class MariadbStore:
         start, end_before = self._look(lambda log: (log.start_after(position), log.ends_before(position)))
         if end_before is not None and self._ends_with_a_loss(end_before):
             raise LogCut(position, Position(0, position.sequence + 1, 0))
-        decoder = Decoder(position, self.settings.domain, self._codecs, self._describe, self.settings.prepared_xa_counts, start.sequence)
+        decoder = Decoder(
+            position, self.settings.domain, self._codecs, self._describe, self.settings.prepared_xa_counts, start.sequence, self._witness
+        )
         silence_s_max = SILENT_HEARTBEATS * self.settings.heartbeat_s
         reader = MariadbReader(Dump(self.settings, start), decoder, silence_s_max, self._whole_up_to, self._meaning, self._forget)
         with self._lock:
@@ -188,7 +192,7 @@ class MariadbStore:
 
     def _asked(self, statements: Session, ask: Callable[[Log], Answer]) -> Answer:
         try:
-            log = Log(statements, self.settings, self._remembered)
+            log = Log(statements, self.settings, self._remembered, self._witness)
             if not self._codecs:
                 self._codecs = codecs_of(statements)
             return ask(log)

@@ -52,11 +52,14 @@ class PostgresSettings:
     message_prefix: str = "roskva"  # of the messages that attach keys to their transaction
     replace_lost_slot: bool = False  # whether `prepare` may drop a slot whose log the server has given up, and make a new one
     connect_timeout_s: int = 5
-    statement_timeout_s: float = 60.0  # of everything but reading
+    statement_timeout_s: float = 60.0  # of everything but reading, and letting go much of the log
+    advance_bytes_per_s: float = 64 << 20  # of log that the server may read to let go what nobody needs any more, in longer ways
 
     def __post_init__(self) -> None:
         if not SLOT_NAME.fullmatch(self.slot):
             raise InvalidSetting(f"{self.slot[:64]!r} is not a name for a slot: use 1 to 40 of a-z, 0-9 and _.")
+        if self.advance_bytes_per_s <= 0:
+            raise InvalidSetting("advance_bytes_per_s is 0: nothing would ever be let go.")
         if not 1 <= len(self.publication.encode()) <= 63 or "\0" in self.publication:
             raise InvalidSetting(f"{self.publication[:64]!r} is not a name for a publication: use 1 to 63 bytes.")
         try:

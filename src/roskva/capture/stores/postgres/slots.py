@@ -2,7 +2,8 @@
 
 Theory of operation. A slot keeps everything from where it was confirmed on, and can never go back. So the anchor slot is read by nobody:
 each reader runs on a temporary copy of it, which begins where the anchor stands and ends with its connection (replication.py). The anchor
-is moved by `advance` alone, to the smallest datamarker of all flows; whatever dies, nothing is dropped that somebody needs.
+is moved by `advance` alone, to the smallest datamarker of all flows (advancing.py: in steps); whatever dies, nothing is dropped that
+somebody needs.
 
 The publication has no filters and lists whole tables: a filter in it could make the producer's own UPDATE fail. But even a publication
 without any does that for a table that has no key: `prepare` refuses to publish such a table, and says what to do first.

@@ -11,6 +11,7 @@ import psycopg2  # type: ignore[import-untyped]  # it has no types
 
 from roskva.capture.interface import Finding, Reader, Retained
 from roskva.capture.positions import Position
+from roskva.capture.stores.postgres.advancing import Advancing
 from roskva.capture.stores.postgres.checking import findings
 from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named
 from roskva.capture.stores.postgres.replication import PostgresReader, before_time, identify, identity_of
@@ -46,6 +47,7 @@ class PostgresStore:
         self._connection: Any = None
         self._identity = ""
         self._timelines = Timelines(0)
+        self._advancing = Advancing(settings)
         self._readers: set[PostgresReader] = set()
         self._lock = threading.RLock()
         self._closed = False
@@ -100,7 +102,7 @@ class PostgresStore:
         if not anchor.readable:
             raise LogCut(position, timelines.before(anchor.end))
         needed = timelines.needed(position)
-        if needed > anchor.confirmed:
+        if needed > anchor.confirmed and not self._advancing.takes(needed, anchor):
             self._ask("confirming", lambda cursor: advance(cursor, self._settings, needed))
 
     def prepare(self) -> None:
@@ -130,6 +132,7 @@ class PostgresStore:
             self._closed = True
             readers, self._readers = self._readers, set()
             self._drop_connection()
+        self._advancing.close()
         for reader in readers:
             reader.close()
 
