@@ -104,6 +104,10 @@ filter = '[table = "documents"]'
     def said(self) -> str:
         return self.output.read_text(errors="replace")
 
+    def pause(self, on: bool) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         if self._process is not None:
             self._process.send_signal(how)

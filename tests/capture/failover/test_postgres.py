@@ -11,6 +11,7 @@ from typing import Any, Final
 import psycopg2  # type: ignore[import-untyped]  # it has no types
 import pytest
 
+from roskva.capture.datamarkers.postgres import EPOCHS_OF_A_TIMELINE
 from roskva.capture.mapping import Mapper, parse_mapping
 from roskva.capture.notifying import HistoryFile, Notifier, Orders
 from roskva.config import Settings
@@ -32,7 +33,7 @@ from tests.capture.failover.stage import (
     subscriber,
     until,
 )
-from tests.capture.stores.servers_postgres import PostgresServer, running_postgres
+from tests.capture.stores.servers_postgres import PostgresServer, running_postgres, running_replica
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -50,19 +51,77 @@ def at(server: PostgresServer) -> Any:
     return connection
 
 
-async def test_of_two_publishers_on_the_same_server_either_goes_on(folder: Path, datamarkers: str, owners: Owners) -> None:
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
     with running_postgres() as server:
         server.create_database("shop")
         server.execute("shop", "CREATE TABLE documents (id int PRIMARY KEY, title text)")
-        both = first, second = publisher(folder, "p1", server, datamarkers), publisher(folder, "p2", server, datamarkers)
-        rows = Rows()
-        async with running(*both), subscriber(rows, both):
-            with Writer(lambda: at(server)) as writer:
-                silent_s = await killed_and_back(first, second, writer, rows, owners)
-            await until(lambda: rows.has_all_of(writer), "all that was committed")
+        yield server
+
+
+async def test_of_two_publishers_on_the_same_server_either_goes_on(
+    folder: Path, server: PostgresServer, datamarkers: str, owners: Owners
+) -> None:
+    both = first, second = publisher(folder, "p1", server, datamarkers), publisher(folder, "p2", server, datamarkers)
+    rows = Rows()
+    async with running(*both), subscriber(rows, both):
+        with Writer(lambda: at(server)) as writer:
+            silent_s = await killed_and_back(first, second, writer, rows, owners)
+        await until(lambda: rows.has_all_of(writer), "all that was committed")
     rows.check(writer)
     assert rows.losses == []
     assert silent_s < 5 * TAKEOVER_S
+
+
+async def test_an_owner_that_stood_still_is_fenced_when_it_wakes_up(
+    folder: Path, server: PostgresServer, datamarkers: str, owners: Owners
+) -> None:
+    """It has rows in its buffers, and believes that the flows are its own."""
+    both = first, _ = publisher(folder, "p1", server, datamarkers), publisher(folder, "p2", server, datamarkers)
+    rows = Rows()
+    async with running(*both), subscriber(rows, both):
+        with Writer(lambda: at(server)) as writer:
+            await serves(first, writer, rows, owners)
+            first.pause(True)
+            await until(lambda: owners.are("p2"), "the second one takes over")
+            number = writer.committed[-1]
+            await until(lambda: rows.has(number + 50), "the second one goes on")
+            first.pause(False)
+            await until(lambda: owners.are("p1"), "flows go back")
+            number = writer.committed[-1]
+            await until(lambda: rows.has(number + 50), "the first one goes on")
+        await until(lambda: rows.has_all_of(writer), "all that was committed")
+    rows.check(writer)
+    assert rows.losses == []
+
+
+async def test_the_place_of_the_datamarkers_fails_over_too(folder: Path, server: PostgresServer) -> None:
+    """Both publishers find the promoted standby by themselves, and own flows under epochs that the lost one never gave."""
+    with running_postgres() as lost, running_replica(lost) as promoted:
+        lost.create_database("marks")
+        lost.execute("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        place = f"host=127.0.0.1,127.0.0.1 port={lost.port},{promoted.port} user=postgres dbname=marks"
+        both = first, _ = publisher(folder, "p1", server, place), publisher(folder, "p2", server, place)
+        rows, owners = Rows(), Owners(place)
+        async with running(*both), subscriber(rows, both):
+            with Writer(lambda: at(server)) as writer:
+                await serves(first, writer, rows, owners)
+                before = owners.epochs()
+                owners.close()
+                lost.kill()
+                await asyncio.sleep(TAKEOVER_S)  # nobody knows any more who owns what
+                promoted.execute("postgres", "SELECT pg_promote()")
+                owners = Owners(place)
+                await until(lambda: owners.are("p1") and min(owners.epochs().values()) % EPOCHS_OF_A_TIMELINE > 0, "flows are taken anew")
+                number = writer.committed[-1]
+                await until(lambda: rows.has(number + 50), "rows come")
+            await until(lambda: rows.has_all_of(writer), "all that was committed")
+        for shard, epoch in owners.epochs().items():
+            assert before[shard] // EPOCHS_OF_A_TIMELINE == 1
+            assert epoch // EPOCHS_OF_A_TIMELINE == 2
+        owners.close()
+    rows.check(writer)
+    assert rows.losses == []
 
 
 @pytest.fixture
