@@ -49,7 +49,7 @@ profile: ## where the service spends its time: flame graphs, top ten and Spark's
 	@$(BIN)/python -m bench.profile $(ARGS)
 
 clean: ## remove the Python environment and what tools left behind; the data directory stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist clients/typescript/node_modules clients/typescript/dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist clients/typescript/node_modules clients/typescript/dist tests/capture/postgres18/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows

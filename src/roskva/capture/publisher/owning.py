@@ -114,8 +114,8 @@ class Owning:
     async def write(self) -> None:
         """All that is to be stored."""
         async with self._writing:
+            self._more.clear()  # also if what waited here was dropped in the meantime: there is nothing to wake up for
             while self._pending:
-                self._more.clear()
                 batch, self._pending = self._pending, {}
                 marks = [Mark(flow, position, epoch) for flow, (position, epoch) in batch.items()]
                 try:
