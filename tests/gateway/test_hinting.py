@@ -132,6 +132,77 @@ async def test_a_loop_with_time_to_spare_hardly_rests(monkeypatch: pytest.Monkey
     assert told.versions == [[0], [1], [2], [3], [4]]
 
 
+class Loop:
+    """Something waits for it, or nothing does."""
+
+    def __init__(self) -> None:
+        self.waits = False
+
+    def __call__(self) -> bool:
+        return self.waits
+
+
+async def test_while_the_loop_is_behind_it_gathers_until_that_has_a_moment_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told, loop = Clock(monkeypatch), Told(), Loop()
+    hinting = Hinting(clock.telling(told, 0.001), loop)
+    hinting.hint([update(1)], [])
+    loop.waits = True
+    hinting.flush()
+    assert told.versions == [[1]]  # nothing had waited before
+    await turns(2)
+    clock.now_s += 0.01  # any rest is over
+    for version in (2, 3, 4):
+        hinting.hint([update(version)], [])
+        hinting.flush()
+        await turns(3)
+    assert told.versions == [[1]]
+    loop.waits = False
+    await turns(2)
+    assert told.versions == [[1], [2, 3, 4]]
+
+
+async def test_one_moment_to_spare_since_the_last_telling_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told, loop = Clock(monkeypatch), Told(), Loop()
+    hinting = Hinting(clock.telling(told, 0.001), loop)
+    hinting.hint([update(1)], [])
+    hinting.flush()
+    await turns(2)
+    clock.now_s += 0.01
+    hinting.hint([update(2)], [])  # now it had one
+    loop.waits = True
+    hinting.flush()
+    assert told.versions == [[1], [2]]
+
+
+async def test_a_loop_that_never_has_a_moment_tells_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told, loop = Clock(monkeypatch), Told(), Loop()
+    loop.waits = True
+    hinting = Hinting(clock.telling(told, 0.001), loop)
+    hinting.hint([update(1)], [])
+    await turns(3)
+    for _ in range(5):
+        clock.now_s += REST_S_MAX / 5 - 1e-6
+        hinting.hint([update(2)], [])
+        await turns(2)
+    assert told.versions == [[1]]
+    clock.now_s += 1e-4
+    await turns(2)
+    assert told.versions == [[1], [2] * 5]
+
+
+async def test_many_updates_wait_for_no_moment_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told, loop = Clock(monkeypatch), Told(), Loop()
+    loop.waits = True
+    hinting = Hinting(clock.telling(told, 0.0), loop)
+    hinting.hint([update(1)], [])
+    await turns(3)
+    clock.now_s += 0.01
+    hinting.hint([update(2)], [])
+    hinting.hint([update(version) for version in range(3, TOLD_PER_TURN + 10)], [])
+    await turns(2)
+    assert [len(versions) for versions in told.versions] == [1, TOLD_PER_TURN]
+
+
 async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
     hinting = Hinting(Clock(monkeypatch).telling(told, 0.1))

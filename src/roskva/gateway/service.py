@@ -47,6 +47,7 @@ from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
 from roskva.gateway.tls import certificates_of
 from roskva.gateway.users import Users
+from roskva.gateway.waiting import something_waits
 from roskva.keys import load_keys
 from roskva.model import ClientId, Stamps, Update
 from roskva.registrar.members import Member, MemberView
@@ -81,7 +82,6 @@ class Gateway:
         self.url = ""
         self.collecting = Collecting(self._sessions)
         self._http: Callable[[], asyncio.Protocol] | None = None
-        self._hinting = Hinting(self._tell)
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -105,8 +105,9 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
+        hinting = Hinting(self._tell, something_waits())
         opened = await asyncio.to_thread(open_feed, settings)
-        feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, self._hinting.flush)
+        feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, hinting.flush)
         undo.push_async_callback(feed.close)
         # Never on the loop: somebody may be writing the manifest. The Registrar's rounds look at it every second, off the loop.
         epoch_seen = partial(_epoch_seen, manifest)
@@ -162,8 +163,8 @@ class Gateway:
         )
         details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
         registry = registry_of(metrics, self.name, self.registrar.counters.items, self._gauges, self.registrar.trails.latency)
-        hint = self._hinting.hint if settings.fast_path else None
-        undo.callback(self._hinting.stop)
+        hint = hinting.hint if settings.fast_path else None
+        undo.callback(hinting.stop)
         publishing = Publishing(settings, feed, epoch_seen, metrics, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
         commands = Commands(settings, feed, epoch_seen, manifest.raise_epoch, manifest.epoch)
