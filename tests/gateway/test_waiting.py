@@ -18,8 +18,13 @@ async def look() -> list[bool]:
     near, far = socket.socketpair()
     near.setblocking(False)
     read = asyncio.Event()
+
+    def read_it() -> None:
+        near.recv(10)
+        read.set()
+
     try:
-        loop.add_reader(near, lambda: (near.recv(10), read.set()))
+        loop.add_reader(near, read_it)
         await asyncio.sleep(0.01)
         found = [waits()]
         far.send(b"x")
