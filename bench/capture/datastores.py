@@ -34,7 +34,7 @@ STORES: Final[dict[str, tuple[Callable[[], AbstractContextManager[Store]], int]]
 }
 ACKNOWLEDGEMENT: Final = "the subscriber acknowledges when it is asked how far it is, every 30 s, and at its end"
 APPROXIMATIONS: Final = [
-    "A backlog is read by a caravan that lags, whose pace spares the database: 8 MiB/s, or twice the lead's. Here it may read 64 MiB/s.",
+    "A backlog is read by a caravan that lags, whose pace spares the database: 16 MiB/s, or twice the lead's. Here it may read 64 MiB/s.",
     "What the default pace gives is told apart.",
     "Publisher, subscriber and database share the cores of one machine.",
     "The log is in the memory of the machine when it is read, since it was written just before.",

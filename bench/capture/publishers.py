@@ -28,7 +28,7 @@ from roskva.errors import RoskvaError
 START_S: Final = 30.0
 ANSWER_S: Final = 35.0
 STOP_S: Final = 25.0
-# Of log per second, for a flow that lags. The default spares the database: 8 MiB/s, or twice what the lead reads. Where a backlog is
+# Of log per second, for a flow that lags. The default spares the database: 16 MiB/s, or twice what the lead reads. Where a backlog is
 # measured, that pace would be what is measured.
 UNPACED: Final = {"caravan_rate_min": 64.0 * 2**20}
 

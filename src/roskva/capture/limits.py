@@ -27,7 +27,7 @@ class Limits:
     caravans_rate_total_max: float = 128 * 1024.0 * 1024.0
     # A lagging caravan reads so many times faster than the lead does; but not slower than this, however quiet the log's end is.
     catch_up_factor: float = CATCH_UP_MAX
-    caravan_rate_min: float = 8 * 1024.0 * 1024.0
+    caravan_rate_min: float = 16 * 1024.0 * 1024.0
     # Datamarkers nearer to each other than this share of the retained log are one cluster.
     close_share: float = 0.02
     # What waits in one flow for its subscriber's credit. At the limit it is discarded, and the flow is read for again from where its

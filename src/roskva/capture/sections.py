@@ -78,6 +78,12 @@ class Mariadb:
         "", "A file of certificates: the connection is encrypted, and the server must show one of theirs.", example="/etc/ssl/db.pem"
     )
     domain: int = setting(0, "The GTID domain of the data.", least=0, most=2**32 - 1)
+    event_bytes_max: int = setting(
+        256 * 2**20, "Of one event of the log, which has whole rows: a larger one is refused. Memory for one is needed.", least=2**20
+    )
+    prepared_xa_counts: bool = setting(
+        False, "Whether rows of an XA transaction are told when it is prepared; if not, a log that has one is refused."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ class Rocksdb:
     """kind = "rocksdb" """
 
     path: Path = setting(MISSING, "The database's directory.", example="/var/lib/shop/rocksdb")
+    wal_dir: str = setting("", "Where its log is, if the database was opened with wal_dir.", example="/var/lib/shop/wal")
+    identity: str = setting("", "What checkpoints and copies of one database have in common; none: its file IDENTITY.", example="shop")
     database: str = setting("rocksdb", "How the database is called in filters; a table of it is a column family, such as default.")
 
 
@@ -105,7 +113,6 @@ class Publisher:
     name: str = setting("publisher", "What this publisher is called among those of the same data.", **NAME)
     listen: str = setting("127.0.0.1:8480", "Where subscribers come to: HOST:PORT, or unix:PATH.", **ADDRESS)
     data: Path = setting(Path("roskva-capture"), "The data directory: datamarkers, and what must survive a restart.")
-    region: str = setting("", "Where it is. Applications of the same region prefer it.", example="eu", **NAME)
     peers: tuple[str, ...] = setting(
         (), "All publishers of the same data, this one too, the primary first, each as NAME or NAME@REGION; none: this one alone.",
         pattern=rf"{APPLICATION_PATTERN.pattern}(?:@{APPLICATION_PATTERN.pattern})?", form="NAME or NAME@REGION",

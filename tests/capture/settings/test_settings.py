@@ -76,7 +76,6 @@ listen = "unix:/run/roskva/capture.sock"
 peers = ["db1@eu", "db2"]
 datamarkers = "host=db1,db2 dbname=marks user=roskva password=very-secret"
 takeover_s = 20
-region = "eu"
 key_file = "{tmp_path}/key"
 caravan_rate_max_bytes_per_s = "8 MiB"
 policy = "fewest"

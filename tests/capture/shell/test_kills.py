@@ -217,6 +217,7 @@ async def test_an_owner_that_stood_still_and_wakes_up_is_fenced(tmp_path: Path, 
         await until(lambda: owners(tmp_path) == {"p1"})
         count = log.count
         await until(lambda: watching.has_all(count))
+        assert (await command(tmp_path, "p1", command="status"))["fenced"] == shards, "it knows what it lost"
     assert watching.skipped == []
     assert watching.losses == []
 

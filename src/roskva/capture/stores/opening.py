@@ -34,12 +34,16 @@ def datastore_of(settings: CaptureSettings) -> Datastore:
                 password=store.password,
                 tls_ca=store.tls_ca,
                 domain=store.domain,
+                event_bytes_max=store.event_bytes_max,
+                prepared_xa_counts=store.prepared_xa_counts,
             )
         )
     if isinstance(store, Rocksdb):
         from roskva.capture.stores.rocksdb import RocksDBDatastore
 
-        return RocksDBDatastore(store.path, store.database)
+        return RocksDBDatastore(
+            store.path, store.database, identity=store.identity or None, wal_directory=Path(store.wal_dir) if store.wal_dir else None
+        )
     from roskva.capture.stores.files import FileDatastore
 
     assert isinstance(store, Files)
