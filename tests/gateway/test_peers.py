@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import aiohttp
@@ -192,21 +194,24 @@ async def test_each_is_asked_for_its_times_by_name(pair: tuple[Gateway, Gateway]
 
 
 async def test_what_one_accepts_the_clients_of_the_other_hear_at_once(pair: tuple[Gateway, Gateway], http: aiohttp.ClientSession) -> None:
-    """The fast path: without the pipeline, of which there is none here."""
+    """The fast path: without the pipeline, of which there is none here. It may leave out anything: a link that is not up yet, a row that is
+    not written; so it is published until it was heard."""
     connected = await connect_to(pair[1], http)
     token = await handshake(connected)
     await say(connected, token=token, register=[{"op": 1, "object": "hello"}])
     await hear(connected)
-    accepted = False
-    while not accepted:
-        before = pair[0].metrics.updates_appended
-        update = {"application": "demo", "object": "hello", "version": 7}
-        async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.post(pair[0].url + "/v1/publish", json=update) as answer:
-            assert answer.status == 200
-        accepted = pair[0].metrics.updates_appended > before
-    async with asyncio.timeout(10):
-        while not (message := await hear(connected)).get("notify"):
-            pass
+    message: dict[str, Any] = {}
+    async with asyncio.timeout(20):
+        while not message.get("notify"):
+            before = pair[0].metrics.updates_appended
+            update = {"application": "demo", "object": "hello", "version": 7}
+            async with aiohttp.ClientSession(headers=http.headers) as fresh, fresh.post(pair[0].url + "/v1/publish", json=update) as answer:
+                assert answer.status == 200
+            if pair[0].metrics.updates_appended > before:  # by this gateway, and not by the other one on the same port
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        while not message.get("notify"):
+                            message = await hear(connected)
     assert message["notify"][0]["version"] == "7"
     await connected.close()
 
