@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roskva.capture.datamarkers import Mark, SqliteDatamarkers
-from roskva.capture.ownership import FlowName, Peer
-from roskva.capture.publisher import Publisher
+from roskva.capture.ownership import FlowName, Peer, Reach
+from roskva.capture.positions import Position
+from roskva.capture.publisher import ApplicationSettings, Publisher
+from roskva.capture.publisher.about import PLACED_MAX, about_of, elsewhere_of, reach_from
 from roskva.capture.publisher.owning import RETRY_S
 from roskva.capture.subscriber import Subscriber
 from roskva.errors import Unavailable
@@ -154,3 +157,54 @@ async def test_a_publisher_that_nobody_saw_for_too_long_drops_its_flows_and_take
         logs["p1"].append(100)
         await until(lambda: watching.has_all(300))
     assert (watching.skipped, watching.losses) == ([], [])
+
+
+async def test_coordinated_evens_out_over_all_publishers_of_an_application(tmp_path: Path, logs: dict[str, NumberLog]) -> None:
+    """Three shards at each of two publishers, for two processes: three for each, and not two of each publisher's for the same one."""
+    shards = 6
+    peers = (Peer("p1", "north"), Peer("p2", "south"))
+    regions = {shard: "north" if shard < 3 else "south" for shard in range(shards)}
+    given: dict[str, Any] = {
+        "peers": peers,
+        "applications": {"watch": ApplicationSettings(KEY, start="oldest", regions=regions)},
+        "steady_s": 0.2,
+    }
+    watching = {member: Watching(shards, from_the_first=False) for member in ("m1", "m2")}
+    addresses = [f"unix:{tmp_path / name}" for name in ("p1", "p2")]
+    async with AsyncExitStack() as stack:
+        both = [
+            await stack.enter_async_context(publishing(tmp_path, logs[name], shards, name, takeover_s=2.0, **given))
+            for name in ("p1", "p2")
+        ]
+        await until(lambda: all(len(one.owning.held) == 3 for one in both), what="each has the shards of its region")
+        subscribers = [
+            await stack.enter_async_context(Subscriber("watch", KEY, addresses, callbacks, member, reconnect_s_max=0.1))
+            for member, callbacks in watching.items()
+        ]
+        await until(lambda: all(len(one.shards) == 3 for one in subscribers), what="three for each")
+        moves = sum(one.placing.moves for one in both)
+        await asyncio.sleep(1.0)  # several times balance_s and beat_s
+        assert [len(one.shards) for one in subscribers] == [3, 3]
+        assert sum(one.placing.moves for one in both) == moves, "nothing moves any more"
+
+
+def test_what_publishers_say_of_themselves_is_read_back_and_what_nobody_understands_is_left_out() -> None:
+    reach, placed = Reach(Position(1, 7, 3), 2), {"search": {0: "m1", 1: "m2", 5: "m1"}, "other": {0: "m1"}}
+    assert reach_from(about_of(reach, placed)) == reach
+    assert elsewhere_of([about_of(None, placed), about_of(reach, {"search": {9: "m3"}})]) == {
+        "search": {0: "m1", 1: "m2", 5: "m1", 9: "m3"}, "other": {0: "m1"},
+    }  # fmt: skip
+    many = {"search": dict.fromkeys(range(PLACED_MAX + 1), "m1")}
+    assert elsewhere_of([about_of(reach, many)]) == {}
+    assert reach_from(about_of(None, many)) is None
+    for nonsense in (
+        b"",
+        b"null",
+        b"5",
+        b'{"oldest": 5, "history": 1}',
+        b'{"placed": [], "oldest": "x"}',
+        b"\xff",
+        b'{"placed": {"a": 1}}',
+    ):
+        assert reach_from(nonsense) is None
+        assert elsewhere_of([nonsense, about_of(None, placed)]) == placed

@@ -23,7 +23,8 @@ from roskva.capture.core import Core
 from roskva.capture.datamarkers import Beat, Claim, Datamarkers, Mark
 from roskva.capture.interface import Datastore
 from roskva.capture.ownership import Duty, FlowName, Liveness, Reach, Record, decide, fit_for, order_of
-from roskva.capture.positions import Position, position_from_text
+from roskva.capture.positions import Position
+from roskva.capture.publisher.about import about_of, elsewhere_of, reach_from
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.settings import PublisherSettings, Start
 from roskva.errors import BadRequest, LogCut, RoskvaError
@@ -89,11 +90,14 @@ class Owning:
         """For what may take long, such as looking for a time in the log: our counter moves meanwhile, so that nobody takes our flows."""
         work = self._loop.run_in_executor(None, call)
         while not (await asyncio.wait([work], timeout=self.settings.beat_s))[0]:
-            began_s, about = self._loop.time(), about_of(self._reach())
+            began_s, about = self._loop.time(), self._about()
             with suppress(RoskvaError):  # the next round says so
                 await self._blocking(partial(self._store.beat, PUBLISHER + self.settings.name, about))
                 self._beaten_s = began_s
         return work.result()
+
+    def _about(self) -> bytes:
+        return about_of(self._reach(), self._placing.placed() if len(self.settings.peers) > 1 else {})
 
     # Datamarkers.
 
@@ -168,12 +172,16 @@ class Owning:
 
     async def _look(self) -> None:
         began_s = self._loop.time()
-        about = about_of(self._reach())
+        about = self._about()
         seen = await self._blocking(lambda: self._see(about))
         self._beaten_s = began_s
         publishers = {name: beat for name, beat in seen.members.items() if name.startswith(PUBLISHER)}
         reaches = {name: reach for name, beat in publishers.items() if (reach := reach_from(beat.about)) is not None}
         self._liveness.observe({name: beat.counter for name, beat in publishers.items()}, reaches, self._loop.time())
+        me = PUBLISHER + self.settings.name
+        self._placing.elsewhere = elsewhere_of(
+            [publishers[name].about for name in self._liveness.live if name in publishers and name != me]
+        )
         self._watch(seen.records)
         if self.stopping:
             return
@@ -420,17 +428,3 @@ def _noted(task: asyncio.Task[None]) -> None:
     """Nobody may be left to hear of it."""
     if not task.cancelled() and isinstance(task.exception(), RoskvaError):
         log.warning("A flow could not be rewound: %s", task.exception())
-
-
-def about_of(reach: Reach | None) -> bytes:
-    """What a publisher says of itself beside its counter."""
-    return b"" if reach is None else json.dumps({"oldest": str(reach.oldest), "history": reach.history}).encode()
-
-
-def reach_from(about: bytes) -> Reach | None:
-    """None: it can read nothing, or says what nobody understands."""
-    try:
-        found = json.loads(about)
-        return Reach(position_from_text(found["oldest"]), int(found["history"]))
-    except (ValueError, TypeError, KeyError, BadRequest):
-        return None

@@ -1,8 +1,9 @@
 """Which flow is at which process of its application (Wormhole 3, 4.4.3): attaches flows, moves them, takes them back.
 
-The strategy (balance.py) says where a flow shall be. One that is somewhere else is closed first: nothing more is sent, the process finishes
-what it has begun, acknowledges it, and says Closed; only then, or when its connection is gone, or when it did not answer for `close_s_max`,
-the flow is attached elsewhere, from its datamarker on. Runs on the event loop; blocks nowhere.
+The strategy (balance.py) says where a flow shall be; `coordinated` is asked about the flows of all publishers of the application, which
+say where theirs are (about.py), so that all together are even. A flow that is somewhere else is closed first: nothing more is sent, the
+process finishes what it has begun, acknowledges it, and says Closed; only then, or when its connection is gone, or when it did not answer
+for `close_s_max`, the flow is attached elsewhere, from its datamarker on. Runs on the event loop; blocks nowhere.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Placing:
         self.paused: dict[FlowName, str] = {}  # by an operator, and why
         self.windows_bytes: dict[FlowName, int] = {}  # that attached flows were given
         self.moves = 0
+        self.elsewhere: Mapping[str, Mapping[int, str]] = {}  # of each application: flows of other publishers, and which process has each
         self._core = core
         self._perform = perform
         self._owned: dict[str, set[int]] = {}
@@ -93,6 +95,15 @@ class Placing:
         else:
             self._owned.get(flow.application, set()).discard(flow.shard)
             then()
+
+    def placed(self) -> dict[str, dict[int, str]]:
+        """Of each application: its flows here, and which process has each."""
+        found: dict[str, dict[int, str]] = {}
+        for flow in self._attached:
+            at = self.where(flow)
+            if at is not None:
+                found.setdefault(flow.application, {})[flow.shard] = at.member
+        return found
 
     def where(self, flow: FlowName) -> SubscriberConnection | None:
         return self.connections.get(self._attached.get(flow, -1))
@@ -176,8 +187,14 @@ class Placing:
             if at is not None:
                 placed[shard] = at.member
         subscribers = [Subscriber(c.member, c.weight, c.load) for c in members.values()]
+        others = {shard: member for shard, member in self.elsewhere.get(application, {}).items() if shard not in shards}
+        wanted: Mapping[int, str]
         try:
-            wanted = dict(strategy(self.settings.applications[application].balance)(shards, placed, subscribers, self._dice.random))
+            chosen = strategy(self.settings.applications[application].balance)
+            if chosen is coordinated:
+                wanted = coordinated(shards | others.keys(), others | placed, subscribers, self._dice.random)
+            else:
+                wanted = dict(chosen(shards, placed, subscribers, self._dice.random))
         except Exception:
             log.exception("The strategy of application %s raised: its flows are spread evenly.", application)
             wanted = coordinated(shards, placed, subscribers, self._dice.random)

@@ -1,0 +1,55 @@
+"""What a publisher says of itself beside its counter, for its peers: what of the log it can read, and which processes have its flows. Pure.
+
+    {"oldest": "1/4711", "history": 1, "placed": {"search": {"worker-1:99": [0, 2], "worker-2:98": [1]}}}
+
+Without `oldest` it can read nothing. What nobody understands says nothing: peers may be of another version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from roskva.capture.ownership import Reach
+from roskva.capture.positions import position_from_text
+from roskva.errors import BadRequest
+
+PLACED_MAX: Final = 4096  # flows whose processes are told; with more, each publisher spreads its own evenly
+
+
+def about_of(reach: Reach | None, placed: Mapping[str, Mapping[int, str]]) -> bytes:
+    """`placed`: of each application, which process has which of its flows."""
+    said: dict[str, object] = {} if reach is None else {"oldest": str(reach.oldest), "history": reach.history}
+    if sum(map(len, placed.values())) <= PLACED_MAX:
+        said["placed"] = {application: _by_member(flows) for application, flows in placed.items()}
+    return json.dumps(said).encode()
+
+
+def _by_member(flows: Mapping[int, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for shard, member in flows.items():
+        found.setdefault(member, []).append(shard)
+    return found
+
+
+def reach_from(about: bytes) -> Reach | None:
+    """None: it can read nothing, or says what nobody understands."""
+    try:
+        found = json.loads(about)
+        return Reach(position_from_text(found["oldest"]), int(found["history"]))
+    except (ValueError, TypeError, KeyError, BadRequest):
+        return None
+
+
+def elsewhere_of(abouts: Iterable[bytes]) -> dict[str, dict[int, str]]:
+    """Of each application: the flows of these publishers, and which process has each. What nobody understands is left out."""
+    found: dict[str, dict[int, str]] = {}
+    for about in abouts:
+        try:
+            for application, members in json.loads(about)["placed"].items():
+                for member, shards in members.items():
+                    found.setdefault(application, {}).update({int(shard): member for shard in shards})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return found
