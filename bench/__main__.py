@@ -32,14 +32,16 @@ GROUPS: Final = {"all": NAMES, "capture": CAPTURE}
 
 # What `all` makes smaller than the measurement by itself, so that all of them take less than 40 minutes; `all --full` does not.
 SHORTER: Final[dict[str, dict[str, Any]]] = {
-    "contacts": {"seconds": 60.0},
-    "failover": {"clients": 4_000},
-    "figure6": {"clients": 100_000},
-    "figure7": {"clients": 100_000},
-    "idle": {"clients": 2_000},  # of the whole service; the crowds of a gateway alone are smaller in proportion
+    "channels": {"seconds": 12.0},
+    "contacts": {"seconds": 20.0},
+    "failover": {"clients": 4_000, "settings": {"settling_s": "20"}},  # by default each of its two losses is two minutes after a start
+    "figure6": {"clients": 50_000},
+    "figure7": {"clients": 50_000},
+    "figure11": {"seconds": 90.0},
+    "idle": {"clients": 1_000},  # of the whole service; the crowds of a gateway alone are smaller in proportion
     "reconnect": {"clients": 5_000},
     "recovery": {"clients": 10_000},
-    "sweeping": {"clients": 50_000},
+    "sweeping": {"clients": 50_000, "seconds": 10.0},
 }
 
 
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in chosen(arguments.names):
         try:
             shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
-            asked = replace(options, **shorter)
+            asked = replace(options, **{**shorter, "settings": {**shorter.get("settings", {}), **options.settings}})
             result = measure(name, asked)
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
