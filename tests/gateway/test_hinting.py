@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roskva.gateway.hinting import REST_S_MAX, RESTS, TOLD_PER_TURN, Hinting
+from roskva.gateway.hinting import LOOKS_APART_S, REST_S_MAX, REST_S_MIN, TOLD_PER_TURN, Hinting, rest_after
 from roskva.model import ObjectKey, Stamps, Update
 
 
@@ -30,16 +30,22 @@ class Told:
 
 
 class Clock:
-    """Stands still, but for what telling takes: however busy the machine is, it took as long as it says."""
+    """Stands still, but for what telling takes: however busy the machine is, the process was at work for as long as it says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr("roskva.gateway.hinting.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.worked_s = 7.0
+        shown = SimpleNamespace(monotonic=lambda: self.now_s, process_time=lambda: self.worked_s)
+        monkeypatch.setattr("roskva.gateway.hinting.time", shown)
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.worked_s += seconds
 
     def telling(self, told: Told, takes_s: float) -> Callable[[Sequence[Update], Sequence[Stamps]], None]:
         def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
             told(updates, stamps)
-            self.now_s += takes_s
+            self.work(takes_s)
 
         return tell
 
@@ -82,7 +88,7 @@ async def test_a_flush_cuts_neither_a_turn_nor_a_rest_short(monkeypatch: pytest.
     hinting.hint([update(2)], [])
     hinting.flush()
     assert told.versions == [[1]]  # the loop has not come round
-    await turns(2)
+    await asyncio.sleep(0)
     hinting.flush()
     assert told.versions == [[1]]  # it rests
     hinting.stop()
@@ -90,124 +96,96 @@ async def test_a_flush_cuts_neither_a_turn_nor_a_rest_short(monkeypatch: pytest.
     assert told.versions == [[1]]
 
 
-async def test_after_telling_much_it_gathers_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    took_s = 0.15
-    told = Told()
-    hinting = Hinting(Clock(monkeypatch).telling(told, took_s))
-    hinting.hint([update(1)], [])
-    await asyncio.sleep(0)
-    for version in range(2, 6):
-        hinting.hint([update(version)], [])
-        await asyncio.sleep(0)
-    assert told.versions == [[1]]
-    while len(told.calls) < 2:
-        await asyncio.sleep(0.01)
-    assert told.versions == [[1], [2, 3, 4, 5]]
-    assert told.calls[1][0] - told.calls[0][0] >= took_s * RESTS - 0.002  # the timer's resolution is a millisecond
-
-
-async def test_what_the_loop_does_after_the_telling_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_without_time_to_spare_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Clock(monkeypatch), Told()
-    hinting = Hinting(told)
+    hinting = Hinting(clock.telling(told, 1.01 * LOOKS_APART_S))
     hinting.hint([update(1)], [])
     hinting.flush()
-    clock.now_s += 0.2  # it reads what clients have sent
+    await asyncio.sleep(0)
+    for version in (2, 3, 4):
+        hinting.hint([update(version)], [])
+        hinting.flush()
+    assert told.versions == [[1]]
+    clock.work(REST_S_MIN)
+    hinting.flush()
+    assert told.versions == [[1], [2, 3, 4]]
+
+
+async def test_what_other_threads_do_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), Told()
+    hinting = Hinting(clock.telling(told, 0.51 * LOOKS_APART_S))
+    clock.work(LOOKS_APART_S / 2)  # before it was told anything
+    hinting.hint([update(1)], [])
+    hinting.flush()
     await asyncio.sleep(0)
     hinting.hint([update(2)], [])
-    await turns(3)
+    hinting.flush()
     assert told.versions == [[1]]
-    while len(told.calls) < 2:
-        await asyncio.sleep(0.01)
-    assert told.calls[1][0] - told.calls[0][0] >= 0.2 * RESTS - 0.002
+    hinting.stop()
 
 
-async def test_a_loop_with_time_to_spare_hardly_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_gathered_is_told_though_nothing_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    hinting = Hinting(Clock(monkeypatch).telling(told, 1.01 * LOOKS_APART_S))
+    hinting.hint([update(1)], [])
+    await turns(2)
+    hinting.hint([update(2)], [])
+    async with asyncio.timeout(100 * REST_S_MAX):
+        while len(told.calls) < 2:
+            await asyncio.sleep(0.01)
+    assert told.versions == [[1], [2]]
+
+
+async def test_a_process_with_time_to_spare_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Clock(monkeypatch), Told()
-    hinting = Hinting(clock.telling(told, 0.001))
+    hinting = Hinting(clock.telling(told, 1.01 * LOOKS_APART_S))
     for version in range(5):
         hinting.hint([update(version)], [])
         hinting.flush()
         await asyncio.sleep(0)
-        clock.now_s += 0.001 * RESTS + 1e-6
-    assert told.versions == [[0], [1], [2], [3], [4]]
-
-
-class Loop:
-    """Something waits for it, or nothing does."""
-
-    def __init__(self) -> None:
-        self.waits = False
-
-    def __call__(self) -> bool:
-        return self.waits
-
-
-async def test_while_the_loop_is_behind_it_gathers_until_that_has_a_moment_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, told, loop = Clock(monkeypatch), Told(), Loop()
-    hinting = Hinting(clock.telling(told, 0.001), loop)
-    hinting.hint([update(1)], [])
-    loop.waits = True
+        clock.now_s += LOOKS_APART_S / 2  # two thirds of the time are worked
+    hinting.hint([update(5)], [])
     hinting.flush()
-    assert told.versions == [[1]]  # nothing had waited before
-    await turns(2)
-    clock.now_s += 0.01  # any rest is over
-    for version in (2, 3, 4):
-        hinting.hint([update(version)], [])
-        hinting.flush()
-        await turns(3)
-    assert told.versions == [[1]]
-    loop.waits = False
-    await turns(2)
-    assert told.versions == [[1], [2, 3, 4]]
+    assert told.versions[1:] == [[1], [2], [3], [4], [5]]
 
 
-async def test_one_moment_to_spare_since_the_last_telling_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, told, loop = Clock(monkeypatch), Told(), Loop()
-    hinting = Hinting(clock.telling(told, 0.001), loop)
-    hinting.hint([update(1)], [])
-    hinting.flush()
-    await turns(2)
-    clock.now_s += 0.01
-    hinting.hint([update(2)], [])  # now it had one
-    loop.waits = True
-    hinting.flush()
-    assert told.versions == [[1], [2]]
+def rests(parts: Sequence[float], rest_s: float = 0.0) -> list[float]:
+    """One look after the other, with such parts of the time worked."""
+    found = []
+    for part in parts:
+        rest_s = rest_after(rest_s, part * LOOKS_APART_S, LOOKS_APART_S)
+        found.append(rest_s)
+    return found
 
 
-async def test_a_loop_that_never_has_a_moment_tells_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, told, loop = Clock(monkeypatch), Told(), Loop()
-    loop.waits = True
-    hinting = Hinting(clock.telling(told, 0.001), loop)
-    hinting.hint([update(1)], [])
-    await turns(3)
-    for _ in range(5):
-        clock.now_s += REST_S_MAX / 5 - 1e-6
-        hinting.hint([update(2)], [])
-        await turns(2)
-    assert told.versions == [[1]]
-    clock.now_s += 1e-4
-    await turns(2)
-    assert told.versions == [[1], [2] * 5]
+def test_rests_grow_from_none_to_the_limit_while_there_is_no_time() -> None:
+    found = rests([1.0] * 20)
+    assert found[0] == REST_S_MIN
+    assert found == sorted(found)
+    assert found[-1] == found[-2] == REST_S_MAX
 
 
-async def test_many_updates_wait_for_no_moment_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, told, loop = Clock(monkeypatch), Told(), Loop()
-    loop.waits = True
-    hinting = Hinting(clock.telling(told, 0.0), loop)
-    hinting.hint([update(1)], [])
-    await turns(3)
-    clock.now_s += 0.01
-    hinting.hint([update(2)], [])
-    hinting.hint([update(version) for version in range(3, TOLD_PER_TURN + 10)], [])
-    await turns(2)
-    assert [len(versions) for versions in told.versions] == [1, TOLD_PER_TURN]
+def test_rests_shrink_to_none_as_soon_as_there_is_time_again() -> None:
+    found = rests([0.8] * 20, REST_S_MAX)
+    assert found == sorted(found, reverse=True)
+    assert found[0] < REST_S_MAX
+    assert found[-1] == 0.0
+    assert all(rest_s == 0.0 or rest_s >= REST_S_MIN for rest_s in found)
+
+
+def test_a_rest_that_leaves_just_enough_time_stays() -> None:
+    assert rests([0.93] * 5, 0.02) == [0.02] * 5
+
+
+def test_after_a_pause_nothing_is_left_of_a_rest() -> None:
+    assert rest_after(REST_S_MAX, worked_s=0.05, elapsed_s=1.0) == 0.0
 
 
 async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
     hinting = Hinting(Clock(monkeypatch).telling(told, 0.1))
     hinting.hint([update(0)], [])
-    await turns(2)  # and now it would rest for 20 ms
+    await turns(2)  # and now it would rest
     hinting.hint([update(1)], [])
     hinting.hint([update(version) for version in range(2, 2 * TOLD_PER_TURN + 2)], [])
     await turns(3)
@@ -215,18 +193,6 @@ async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: py
     while len(told.calls) < 4:
         await asyncio.sleep(0.01)
     assert [version for versions in told.versions for version in versions] == list(range(2 * TOLD_PER_TURN + 2))
-
-
-async def test_a_rest_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
-    hinting = Hinting(Clock(monkeypatch).telling(told, 1_000.0))
-    hinting.hint([update(1)], [])
-    await turns(2)
-    hinting.hint([update(2)], [])
-    async with asyncio.timeout(100 * REST_S_MAX):
-        while len(told.calls) < 2:
-            await asyncio.sleep(0.01)
-    hinting.stop()
 
 
 async def test_a_telling_that_fails_is_not_the_last() -> None:

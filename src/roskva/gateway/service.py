@@ -47,7 +47,6 @@ from roskva.gateway.routing import Router
 from roskva.gateway.server import Port
 from roskva.gateway.tls import certificates_of
 from roskva.gateway.users import Users
-from roskva.gateway.waiting import something_waits
 from roskva.keys import load_keys
 from roskva.model import ClientId, Stamps, Update
 from roskva.registrar.members import Member, MemberView
@@ -105,7 +104,7 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
-        hinting = Hinting(self._tell, something_waits())
+        hinting = Hinting(self._tell)
         opened = await asyncio.to_thread(open_feed, settings)
         feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, hinting.flush)
         undo.push_async_callback(feed.close)
