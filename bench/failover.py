@@ -39,7 +39,7 @@ DROP_AIM_S: Final = 60.0
 _TIMEOUT_S: Final = 300.0
 _AFTERWARDS_S: Final = 10.0  # what still goes on when all are informed is a cost, too
 _STORED_S: Final = 2.0  # for the gateway to store what is not acknowledged
-_BETWEEN_S: Final = SETTLING_S + 10.0  # the second loss meets a gateway that trusts its memory again
+_BETWEEN_S: Final = 10.0  # beyond settling_s: the second loss meets a gateway that trusts its memory again
 
 GROUPS: Final = {
     "gateway": (GATEWAY,),
@@ -144,6 +144,7 @@ class _Failover:
         self._names_of = self._world.names_of()
         self._steady_s = options.seconds or STEADY_S
         self._version = 0
+        self._settling_s = float(service.changed["settling_s"])
         self._started_s = time.monotonic()
 
     async def measure(self) -> Result:
@@ -155,7 +156,7 @@ class _Failover:
             steady = await self._steady()
             await self._hold_back(range(0, self._world.clients, HOLDING_BACK))
             kill = await self._lose("kill -9 of the gateway", self._kill)
-            await asyncio.sleep(_BETWEEN_S * self._steady_s / STEADY_S)  # shorter in short runs
+            await asyncio.sleep((self._settling_s + _BETWEEN_S) * self._steady_s / STEADY_S)  # shorter in short runs
             drop = await self._lose("roskva drop all", self._drop)
         finally:
             await fleet.close()
@@ -178,8 +179,7 @@ class _Failover:
 
     async def _rest(self) -> None:
         """Until the gateway has settled after its start, and everybody is in sync."""
-        settling_s = float(self._service.changed["settling_s"])
-        await asyncio.sleep(max(0.0, self._started_s + settling_s + _STORED_S - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._started_s + self._settling_s + _STORED_S - time.monotonic()))
         await self._fleet.informed(_TIMEOUT_S)
 
     async def _steady(self) -> Usage:

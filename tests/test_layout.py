@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "address": {"errors"},
     "durable": set(),
     "parent": set(),
+    "tls": {"errors"},
     "config": BASE | {"address"},
     "protocol": BASE,
     "matcher": BASE | CONTRACTS | {"protocol"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"address", "config", "keys", "protocol", "matcher", "registrar", "propagation", "table", "feed", "telemetry", "parent"},
     "gateway": BASE
     | {"access", "address", "config", "durable", "keys", "protocol", "matcher", "registrar", "propagation", "table", "feed", "telemetry"}
-    | {"pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
+    | {"tls", "pipeline.health", "pipeline.offsets", "pipeline.scratch", "pipeline.sweeps.record"},
     "cli": BASE
     | {
         "access",
@@ -84,7 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "pipeline",
         "capture",
     },
-    "capture": BASE | {"address", "durable", "publisher"},
+    "capture": BASE | {"address", "durable", "publisher", "tls"},
     "outbox": BASE | {"publisher"},
     "testing": BASE | {"protocol", "client", "publisher", "registrar", "matcher", "table.interface"},
     "conformance": BASE | {"protocol", "client", "testing"},

@@ -14,7 +14,7 @@ from array import array
 from contextlib import closing
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from bench.capture.publishers import capturing
 from bench.capture.stores import DATABASE, BenchPostgres

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from bench.service import BenchFailed
 from roskva.capture.settings import settings_of

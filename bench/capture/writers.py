@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from typing import Final, NamedTuple
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from bench.capture.stores import DATABASE, INSERT, TABLE, BenchPostgres
 from bench.capture.usage import sleep_until

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 
 import aiohttp
-import psycopg2  # type: ignore[import-untyped]
+import psycopg2
 from aiohttp import web
 
 PAGE = """<!doctype html>

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def django(servers: dict[str, Callable[[], str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Set up once, as one process of Django is; the app's tables are made by its migration."""
-    import django as package  # type: ignore[import-untyped]  # it has no types
-    from django.conf import settings  # type: ignore[import-untyped]
-    from django.core.management import call_command  # type: ignore[import-untyped]
-    from django.db import connections  # type: ignore[import-untyped]
+    import django as package
+    from django.conf import settings
+    from django.core.management import call_command
+    from django.db import connections
 
     url = sa.make_url(servers["postgres"]())
     settings.configure(

@@ -269,7 +269,7 @@ _POSTGRES_TABLE: Final = """
 
 def _postgres_table(store: Postgres, table: str) -> TableSeen | None:
     """By the name that capture has for it: with its schema, unless that is the default one."""
-    import psycopg2  # type: ignore[import-untyped]  # it has no types
+    import psycopg2
 
     from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named, quoted
 

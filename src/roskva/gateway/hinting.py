@@ -18,13 +18,13 @@ from typing import Final
 
 from roskva.model import Stamps, Update
 
-BUSY: Final = 0.96  # of the time of one core: above it there is none to spare, and rests grow
-AT_EASE: Final = 0.9  # below it they become shorter
-LOOKS_APART_S: Final = 0.05
+BUSY: Final = 0.9  # of the time of one core: above it there is none to spare, and rests grow
+AT_EASE: Final = 0.88  # below it they become shorter
+LOOKS_APART_S: Final = 0.25  # in less, a moment of much work would look like all the time
 REST_S_MIN: Final = 0.001  # uvloop's timers know milliseconds: less is none
 REST_S_MAX: Final = 0.1
-GROWTH: Final = 1.5
-SHRINKAGE: Final = 0.7  # in the time from look to look
+GROWTH: Final = 3.0
+SHRINKAGE: Final = 0.4  # in the time from look to look
 TOLD_PER_TURN: Final = 1_000  # updates; while there are as many, there is no rest, but a turn of the loop
 
 Tell = Callable[[Sequence[Update], Sequence[Stamps]], None]
@@ -102,7 +102,7 @@ class Hinting:
             self._tell_later(self._rest_s)
 
     def _look(self, now_s: float) -> None:
-        """How busy the process was since the last look: too short a time would tell of this telling alone."""
+        """How busy the process was since the last look."""
         elapsed_s = now_s - self._looked_s
         if elapsed_s >= LOOKS_APART_S:
             worked_s = time.process_time()

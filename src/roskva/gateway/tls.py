@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from roskva.config import Settings
 from roskva.errors import InvalidSetting
+from roskva.tls import serving
 
 if TYPE_CHECKING:
     from roskva.gateway.opening import Opening
@@ -92,26 +93,8 @@ def certificates_of(settings: Settings) -> Certificates | None:
 
 
 def make_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    for setting, path in (("tls_certificate", certificate), ("tls_key", key)):
-        try:
-            with path.open("rb") as file:
-                file.read(1)
-        except OSError as error:
-            raise InvalidSetting(f"{setting}: the file {path} cannot be read: {error.strerror}.") from None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could ask for one after the other
+    context = serving(certificate, key)
     context.set_alpn_protocols(_ALPN)
-    try:
-        # Without a password an encrypted key would ask for it on the terminal.
-        context.load_cert_chain(certificate, key, password="")
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise InvalidSetting(f"tls_key: the key in {key} does not belong to the certificate in {certificate}.") from None
-        what = f"the files {certificate} and {key} are not a certificate chain and its unencrypted key in PEM"
-        raise InvalidSetting(f"tls_certificate, tls_key: {what} ({error.reason or error}).") from None
-    except OSError as error:
-        raise InvalidSetting(f"tls_certificate, tls_key: {certificate} and {key} cannot be read: {error.strerror}.") from None
     return context
 
 

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
-import pymysql  # type: ignore[import-untyped]
+import psycopg2
+import pymysql
 
 from roskva.capture.datamarkers import open_datamarkers
 from roskva.capture.positions import Position

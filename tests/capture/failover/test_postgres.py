@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 import pytest
 
 from roskva.capture.datamarkers.postgres import EPOCHS_OF_A_TIMELINE

@@ -127,7 +127,7 @@ def test_without_a_certificate_all_is_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("publisher", "application", "says"),
     [
-        ('tls_certificate = "/nowhere"\ntls_key = "/nowhere"', "", "publisher.tls_certificate, tls_key: /nowhere or /nowhere cannot"),
+        ('tls_certificate = "/nowhere"\ntls_key = "/nowhere"', "", "publisher.tls_certificate: the file /nowhere cannot be read"),
         ('tls_certificate = "P/nonsense.pem"\ntls_key = "P/publisher.key"', "", "are not a certificate chain and its unencrypted key"),
         ('tls_certificate = "P/publisher.pem"\ntls_key = "P/client.key"', "", "publisher.tls_key: the key in .*client.key does not belong"),
         (

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import pymysql  # type: ignore[import-untyped]
+import pymysql
 import pytest
 
 from roskva.capture.stores.mariadb import MariadbSettings

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 from psycopg2 import sql
 
 STARTS_WITHIN_S: Final = 30.0

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from roskva.capture.datamarkers.interface import DATASET, FORGOTTEN, Beat, Claim, Mark, check_dataset, check_note
 from roskva.capture.interface import Finding

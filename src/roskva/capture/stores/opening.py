@@ -60,7 +60,7 @@ def place_of_disk(settings: CaptureSettings) -> Path | None:
 
 def _place_of_postgres(store: Postgres) -> Path | None:
     """Only a superuser, or who has pg_read_all_settings, is told. A server in a container names a place that is not here."""
-    import psycopg2  # type: ignore[import-untyped]  # it has no types
+    import psycopg2
 
     from roskva.capture.stores.postgres.connecting import PostgresSettings, connect
 

@@ -17,7 +17,7 @@ from roskva.errors import BadRequest, InvalidSetting
 from roskva.outbox.rows import Database, record_of
 
 try:
-    from django.db import connections, transaction  # type: ignore[import-untyped]  # it has no types
+    from django.db import connections, transaction
 except ImportError as error:
     raise InvalidSetting("roskva.outbox.django needs Django, which is not installed: pip install django.") from error
 

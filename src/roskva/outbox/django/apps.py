@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig  # type: ignore[import-untyped]  # it has no types
+from django.apps import AppConfig
 
 
 class OutboxConfig(AppConfig):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import models  # type: ignore[import-untyped]  # it has no types
+from django.db import models
 
 from roskva.outbox.rows import OBJECT_CHARACTERS_MAX, RELAYS, TABLE
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-import pymysql  # type: ignore[import-untyped]
+import pymysql
 import pytest
 
 from roskva.capture.positions import BEGINNING, Position

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 import pytest
 
 from roskva.capture.positions import Position

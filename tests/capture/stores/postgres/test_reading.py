@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 import pytest
 
 from roskva.capture.positions import BEGINNING, WHOLE, Position

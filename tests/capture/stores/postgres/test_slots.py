@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 import pytest
 
 from roskva.capture.interface import Finding
@@ -179,7 +179,7 @@ def test_a_slot_of_somebody_else_is_left_alone(place: Place) -> None:
 
 
 def test_check_finds_somebody_who_reads_from_the_anchor(place: Place) -> None:
-    from psycopg2.extras import LogicalReplicationConnection  # type: ignore[import-untyped]  # it has no types
+    from psycopg2.extras import LogicalReplicationConnection
 
     thief = psycopg2.connect(place.server.dsn(place.name), connection_factory=LogicalReplicationConnection)
     try:

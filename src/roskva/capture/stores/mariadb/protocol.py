@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
-import pymysql  # type: ignore[import-untyped]
+import pymysql
 
 from roskva.capture.stores.mariadb.settings import MariadbSettings
 from roskva.errors import CaptureRefused, DatastoreUnavailable

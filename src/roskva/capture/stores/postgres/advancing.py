@@ -19,7 +19,7 @@ import time
 from contextlib import closing, suppress
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named
 from roskva.capture.stores.postgres.slots import Anchor, advance, anchor_of

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
-from psycopg2.extensions import parse_dsn  # type: ignore[import-untyped]
-from psycopg2.extras import LogicalReplicationConnection  # type: ignore[import-untyped]
+import psycopg2
+from psycopg2.extensions import parse_dsn
+from psycopg2.extras import LogicalReplicationConnection
 
 from roskva.errors import CaptureRefused, DatastoreUnavailable, InvalidSetting, RoskvaError
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from roskva.capture.interface import Batch
 from roskva.capture.positions import Position

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from roskva.capture.stores.postgres.connecting import PostgresSettings, literal, named, quoted
 from roskva.capture.stores.postgres.timelines import lsn_from_text, lsn_to_text

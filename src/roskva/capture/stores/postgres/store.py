@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-import psycopg2  # type: ignore[import-untyped]  # it has no types
+import psycopg2
 
 from roskva.capture.interface import Finding, Reader, Retained
 from roskva.capture.positions import Position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import migrations, models  # type: ignore[import-untyped]  # it has no types
+from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from django.core.management.base import BaseCommand  # type: ignore[import-untyped]  # it has no types
+from django.core.management.base import BaseCommand
 
 from roskva.outbox.django import DEFAULT, database
 from roskva.outbox.relay import POLL_S, Relay, run_until_signal
