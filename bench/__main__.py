@@ -47,6 +47,13 @@ SHORTER: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+def shortened(name: str, options: Options) -> Options:
+    """As `all` has it, but for what was asked for."""
+    shorter = SHORTER.get(name, {})
+    unasked = {field: value for field, value in shorter.items() if field != "settings" and getattr(options, field) is None}
+    return replace(options, **unasked, settings={**shorter.get("settings", {}), **options.settings})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     changed = dict(pair.partition("=")[::2] for pair in arguments.set)
@@ -56,9 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     for name in chosen(arguments.names):
         try:
-            shorter = SHORTER.get(name, {}) if "all" in arguments.names and not arguments.full else {}
-            asked = replace(options, **{**shorter, "settings": {**shorter.get("settings", {}), **options.settings}})
-            result = measure(name, asked)
+            shorter = "all" in arguments.names and not arguments.full
+            result = measure(name, shortened(name, options) if shorter else options)
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130

@@ -17,7 +17,7 @@ import pytest
 from picows import WSFrame, WSMsgType, WSTransport
 
 from bench import accounting, latency
-from bench.__main__ import CAPTURE, NAMES, _parser, chosen
+from bench.__main__ import CAPTURE, NAMES, SHORTER, _parser, chosen, shortened
 from bench.burst import burst_figures
 from bench.clients import Heard, LeanClient
 from bench.load import Publishers
@@ -25,7 +25,7 @@ from bench.plots import draw
 from bench.report import Aim, Result, module_of, percentiles
 from bench.service import BenchFailed
 from bench.throughput import learning_times_ms
-from bench.world import World
+from bench.world import Options, World
 
 
 @pytest.mark.parametrize(("clients", "registrations", "fan_out"), [(1_000, 5, 5), (1_000, 10, 1), (200, 5, 5), (40, 5, 5)])
@@ -207,3 +207,11 @@ def test_a_result_is_written_with_its_conditions_and_drawn(tmp_path: Path) -> No
     assert document["machine"]["packages"]["pyspark"] != "none"
     assert b"<svg" in draw(document, tmp_path).read_bytes()
     assert "CPU seconds in 2 s: gateway 0.5" in result.table()
+
+
+def test_all_makes_some_smaller_but_for_what_was_asked_for() -> None:
+    assert shortened("failover", Options()) == Options(**SHORTER["failover"])
+    asked = Options(clients=7, settings={"settling_s": "3", "partitions": "2"})
+    assert shortened("failover", asked) == asked
+    assert shortened("publish", asked) == asked
+    assert set(SHORTER) <= set(NAMES)

@@ -138,15 +138,14 @@ async def test_what_is_gathered_is_told_though_nothing_more_comes(monkeypatch: p
 
 async def test_a_process_with_time_to_spare_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Clock(monkeypatch), Told()
-    hinting = Hinting(clock.telling(told, 1.01 * LOOKS_APART_S))
-    for version in range(5):
-        hinting.hint([update(version)], [])
-        hinting.flush()
-        await asyncio.sleep(0)
-        clock.now_s += LOOKS_APART_S / 2  # two thirds of the time are worked
-    hinting.hint([update(5)], [])
-    hinting.flush()
-    assert told.versions[1:] == [[1], [2], [3], [4], [5]]
+    hinting = Hinting(clock.telling(told, 0.3 * LOOKS_APART_S))
+    for version in range(0, 10, 2):
+        clock.now_s += LOOKS_APART_S
+        for one in (version, version + 1):  # the second at the very moment at which the first was told
+            hinting.hint([update(one)], [])
+            hinting.flush()
+            await asyncio.sleep(0)
+    assert told.versions == [[version] for version in range(10)]
 
 
 def rests(parts: Sequence[float], rest_s: float = 0.0) -> list[float]:
