@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,12 +21,7 @@ from tests.capture.shell.numberlog import KEY, NumberLog, number_of
 from tests.capture.shell.serving import LIMITS, publishing, settings_of, subscriber
 from tests.capture.shell.watching import Watching, until
 
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[NumberLog]:
-    log = NumberLog(tmp_path / "numbers")
-    yield log
-    log.close()
+pytestmark = pytest.mark.usefixtures("nothing_is_left_running")
 
 
 class Held(Watching):
@@ -224,130 +219,6 @@ async def test_a_callback_that_raises_acknowledges_nothing_and_its_flow_comes_ag
     assert watching.notices.count(1) == 4
     assert watching.notices.count(0) == 1
     assert "the cache does not answer" in caplog.text
-
-
-class Collecting(Watching):
-    """Several processes put what they get into one set."""
-
-    def __init__(self, shards: int, numbers: set[int]) -> None:
-        super().__init__(shards)
-        self.numbers = numbers
-
-    def on_updates(self, shard: Shard, updates: Sequence[Update]) -> None:
-        super().on_updates(shard, updates)
-        self.numbers.update(number_of(update.change) for update in updates)
-
-
-async def test_flows_are_spread_over_processes_and_move_without_loss(tmp_path: Path, log: NumberLog) -> None:
-    """Processes come and go while numbers are written; one goes without a word."""
-    shards = 12
-    numbers: set[int] = set()
-    everyone = [Collecting(shards, numbers) for _ in range(3)]
-
-    def has_all(count: int) -> bool:
-        return all(any(one.highest.get(shard, -1) >= count - shards for one in everyone) for shard in range(shards))
-
-    async with publishing(tmp_path, log, shards) as publisher:
-        first, second, third = (subscriber(publisher, one, member=f"m{n}") for n, one in enumerate(everyone))
-
-        def counts() -> list[int]:
-            return sorted(len(one.shards) for one in (first, second, third))
-
-        await first.start()
-        log.append(1200)
-        await until(lambda: counts() == [0, 0, 12])
-        await second.start()
-        await third.start()
-        await until(lambda: counts() == [4, 4, 4], what="spread by one at most")
-        log.append(1200)
-        await until(lambda: has_all(2400))
-        for connection in list(second._connections.values()):
-            connection.broken(BadRequest("the cable was pulled"))
-        log.append(1200)
-        await until(lambda: has_all(3600))
-        await second.stop()
-        log.append(1200)
-        await until(lambda: has_all(4800) and counts() == [0, 6, 6])
-        await first.stop()
-        await until(lambda: counts() == [0, 0, 12])
-        await third.stop()
-    assert numbers == set(range(4800))
-    assert [one.losses for one in everyone] == [[], [], []]
-
-
-class Ledger(Watching):
-    """Shared by several processes: what they get together must be without a gap, and none may begin before the other has ended."""
-
-    def __init__(self, shards: int, running: dict[int, str], name: str, highest: dict[int, int]) -> None:
-        super().__init__(shards)
-        self.running, self.name, self.highest = running, name, highest
-
-    def on_shard_notice(self, shard: Shard) -> None:
-        assert shard.number not in self.running, "two processes have it"
-        self.running[shard.number] = self.name
-        super().on_shard_notice(shard)
-
-    async def on_updates(self, shard: Shard, updates: Sequence[Update]) -> None:  # type: ignore[override]
-        await asyncio.sleep(0.001)
-        assert self.running[shard.number] == self.name
-        super().on_updates(shard, updates)
-
-    def on_shard_closed(self, shard: Shard) -> None:
-        del self.running[shard.number]
-        super().on_shard_closed(shard)
-
-
-async def test_a_flow_that_moves_ends_at_one_process_before_it_begins_at_the_other(tmp_path: Path, log: NumberLog) -> None:
-    shards, running, highest = 6, dict[int, str](), dict[int, int]()
-    one, other = (Ledger(shards, running, name, highest) for name in ("one", "other"))
-    async with (
-        publishing(tmp_path, log, shards) as publisher,
-        subscriber(publisher, one, member="one", window_bytes=5000) as first,
-        subscriber(publisher, other, member="other", window_bytes=5000) as second,
-    ):
-        await until(lambda: len(running) == shards)
-        for turn in range(30):
-            log.append(600)
-            giver, taker = (first, "other") if turn % 2 else (second, "one")
-            for shard in list(giver.shards)[:2]:
-                giver.hand_over(shard, taker)
-            await asyncio.sleep(0.03)
-        await until(lambda: all(highest.get(shard, -1) == log.count - shards + shard for shard in range(shards)))
-        assert publisher.placing.moves + len(one.closed) + len(other.closed) > 20
-    assert one.skipped == other.skipped == []
-    assert one.total + other.total - one.repeated - other.repeated == 18_000
-    assert one.repeated + other.repeated == 0, "what was dealt with is acknowledged when a flow is closed"
-
-
-@pytest.mark.parametrize("balance", ["weighted", lambda shards, placed, subscribers, dice: dict.fromkeys(shards, "m2")])
-async def test_other_strategies_place_flows(tmp_path: Path, log: NumberLog, balance: str) -> None:
-    applications = {"watch": ApplicationSettings(KEY, start="oldest", balance=balance)}
-    one, other = Watching(8), Watching(8)
-    log.append(80)
-    async with (
-        publishing(tmp_path, log, 8, applications=applications, settle_s=0.2) as publisher,
-        subscriber(publisher, one, member="m1") as first,
-        subscriber(publisher, other, member="m2") as second,
-    ):
-        await until(lambda: one.total + other.total == 80)
-        assert len(first.shards) + len(second.shards) == 8
-        assert len(second.shards) == 8 or balance == "weighted"
-
-
-@pytest.mark.parametrize("answer", [None, 7, {0: "nobody"}])
-async def test_a_strategy_of_the_users_own_that_answers_nonsense_harms_nobody(tmp_path: Path, log: NumberLog, answer: object) -> None:
-    applications = {
-        "watch": ApplicationSettings(KEY, start="oldest"),
-        "odd": ApplicationSettings(KEY, balance=lambda *_: answer),  # type: ignore[arg-type]
-    }
-    watching, odd = Watching(2), Watching(2)
-    log.append(20)
-    async with (
-        publishing(tmp_path, log, 2, applications=applications) as publisher,
-        subscriber(publisher, odd, "odd"),
-        subscriber(publisher, watching),
-    ):
-        await until(lambda: watching.has_all(20))
 
 
 async def test_what_keeps_the_log_is_made_again_as_soon_as_it_is_missed(
@@ -561,15 +432,6 @@ async def test_a_subscriber_refuses_a_publisher_that_was_succeeded(tmp_path: Pat
         assert new.core.flows()
     store.close()
     assert watching.notices == []
-
-
-@pytest.fixture(autouse=True)
-async def nothing_is_left_running() -> AsyncIterator[None]:
-    before = asyncio.all_tasks()
-    yield
-    await asyncio.sleep(0)
-    left = [task.get_name() for task in asyncio.all_tasks() - before if not task.done() and task is not asyncio.current_task()]
-    assert left == []
 
 
 async def test_many_flows_share_the_memory_and_all_come_through(tmp_path: Path, log: NumberLog) -> None:
