@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +20,6 @@ from roskva.errors import AddressInUse, InvalidSetting
 from tests.capture.shell.numberlog import KEY, NumberLog
 from tests.capture.shell.serving import command, publishing, subscriber
 from tests.capture.shell.watching import Watching, until
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[NumberLog]:
-    log = NumberLog(tmp_path / "numbers")
-    yield log
-    log.close()
 
 
 async def test_status_shows_flows_caravans_subscribers_and_lag_worst_first(tmp_path: Path, log: NumberLog) -> None:
