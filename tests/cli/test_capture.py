@@ -185,10 +185,7 @@ def test_a_capture_that_does_not_run_is_one_clear_line(command: list[str], tmp_p
         (["resume", "search"], ["search/0", "search/1"], {"application": "search"}, "Resumed: search/0, search/1."),
         (["reassign", "search/1", "--to", "w2"], ["search/1"], {"application": "search", "shard": 1, "member": "w2"}, "search/1"),
         (["reassign", "search"], [], {"application": "search"}, "To another process: none."),
-        (["rewind", "search", "oldest"], {"search/0": "1/50"}, {"application": "search", "to": "oldest"}, "search/0 goes on after 1/50."),
-        (["rewind", "search", "1/60", "--json"], {"search/0": "1/60"}, {"application": "search", "to": "1/60"}, '{"search/0": "1/60"}'),
         (["rewind", "search", "end", "--yes"], {"search/0": "1/200"}, {"application": "search", "to": "end"}, "1/200"),
-        (["rewind", "a/0", "1970-01-01T00:01:00Z"], {"a/0": "1/1"}, {"application": "a", "shard": 0, "to": 60.0}, "1/1"),
         (["move", "search", "db2"], {"order": ["db2", "db1"]}, {"application": "search", "to": "db2"}, "db2, db1"),
         (["move", "search", "--back"], {"order": ["db1", "db2"]}, {"application": "search", "to": ""}, "db1, db2"),
         (["remove", "search", "--yes"], ["search/0"], {"application": "search"}, "Forgotten: search/0."),
@@ -215,11 +212,31 @@ def test_what_the_publisher_refuses_is_told_in_its_own_words(publisher: StandIn,
     assert failure(capsys) == "roskva: There is no such thing. Correct it.\n"
 
 
-@pytest.mark.parametrize("command", [["rewind", "search", "end"], ["remove", "search"]])
-def test_what_drops_something_asks_first(publisher: StandIn, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["capture", *command, "--data", str(publisher.data)]) == 1
+def test_a_removal_asks_first(publisher: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "remove", "search", "--data", str(publisher.data)]) == 1
     assert "--yes" in failure(capsys)
     assert publisher.asked == []
+
+
+@pytest.mark.parametrize("to", ["end", "1/60", "1970-01-01T00:01:00Z"])
+def test_a_rewind_that_skips_something_asks_first(publisher: StandIn, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    publisher.answers["ahead"] = {"to": "1/60", "flows": ["search/0", "search/4"]}
+    assert main(["capture", "rewind", "search", to, "--data", str(publisher.data)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "What search/0, search/4 did not get up to 1/60 yet is skipped, for good.\n"
+    assert "--yes" in said.err
+    assert [asked["command"] for asked in publisher.asked] == ["ahead"]
+
+
+@pytest.mark.parametrize(("text", "to"), [("oldest", "oldest"), ("1/60", "1/60"), ("1970-01-01T00:01:00Z", 60.0)])
+def test_a_rewind_that_skips_nothing_goes_to_what_was_found(
+    publisher: StandIn, text: str, to: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher.answers |= {"ahead": {"to": "1/60", "flows": []}, "rewind": {"search/3": "1/60"}}
+    assert main(["capture", "rewind", "search/3", text, "--data", str(publisher.data)]) == 0
+    asked = {"application": "search", "shard": 3}
+    assert publisher.asked == [{"command": "ahead", **asked, "to": to}, {"command": "rewind", **asked, "to": "1/60"}]
+    assert capsys.readouterr().out == "search/3 goes on after 1/60.\n"
 
 
 def test_move_wants_one_place_to_go(publisher: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,6 +330,15 @@ def test_status_as_json_has_shares_and_levels(publisher: StandIn, capsys: pytest
     assert said["log"]["share"] == 0.01
     assert (said["flows"][0]["lag_share"], said["flows"][0]["level"]) == (0.5, "warning")
     assert said["publisher"] == "db1"
+
+
+def test_a_disk_that_gets_full_is_an_alarm_also_for_who_names_the_data_directory(
+    publisher: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = {"oldest": "1/50", "end": "1/200", "bytes_behind": 90 * 2**20, "bytes_max": None, "disk_free_bytes": 10 * 2**20}
+    publisher.answers["status"] = status(flow(lag_bytes=90 * 2**20, behind_share=0.9), log=log)
+    assert main(["capture", "status", "--data", str(publisher.data)]) == 1
+    assert "90% of what its disk has: 10.0 MiB are free  <- ALARM" in capsys.readouterr().out
 
 
 def test_flows_are_lines_or_json(publisher: StandIn, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,27 @@ def test_check_sees_that_the_service_does_not_answer(tmp_path: Path, capsys: pyt
     assert "do: roskva up" in text
 
 
+@pytest.mark.parametrize(
+    ("application", "says"),
+    [
+        ("real_time_only = true", "with real_time_only changes are skipped"),
+        ("max_age_s = 60", "with max_age_s changes are skipped"),
+        ("""filter = '[table = "u"] OR [table = "t" AND operation = "insert"]'""", "leaves out updates of t:"),
+        ("""filter = '[not table matches "t"]'""", "leaves out inserts of t, updates of t:"),
+        ("""filter = '[table = "t" AND not operation = "delete" AND size in 1..]'""", ""),
+    ],
+)
+def test_check_sees_what_roskvas_own_application_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], application: str, says: str
+) -> None:
+    mapping = '[[roskva.mapping]]\ntable = "t"\nobject = "t:{id}"\ndeletes = false'
+    more = f'[applications.roskva]\n{application}\n[roskva]\nurl = "http://127.0.0.1:9"\napplication = "demo"\n{mapping}'
+    assert main(["capture", "check", "--config", str(settings(tmp_path, more))]) == 1
+    text = capsys.readouterr().out
+    assert f"{'FAIL' if says else 'ok  '}  [applications.roskva] gets all that the mapping is of" in text
+    assert says in text
+
+
 def test_check_sees_that_the_address_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         file = settings(tmp_path)

@@ -32,12 +32,14 @@ from roskva.capture.stores.file_log import FileLog
 from roskva.capture.subscriber import Callbacks, Subscriber
 from roskva.capture.updates import Operation, Update
 from roskva.cli import main, processes
+from tests.capture.stores.servers_mariadb import MariadbServer
 from tests.capture.stores.servers_postgres import PostgresServer, directory_for_postgres
 
 pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0
+INSERT = "INSERT INTO documents (id, title) VALUES ({}, '{}')"
 
 
 def free_port() -> int:
@@ -191,6 +193,7 @@ def test_it_serves_restarts_what_dies_takes_commands_and_stops(folder: Path) -> 
 
         found = running.status()
         assert found["publisher"] == "publisher"
+        assert found["log"]["disk_free_bytes"] > 0
         assert [flow["application"] for flow in found["flows"]] == ["search"]
         with urllib.request.urlopen(f"http://{running.metrics}/metrics", timeout=5) as answer:
             metrics = answer.read().decode()
@@ -291,10 +294,110 @@ data = "{folder}/data"
             server.stop()
 
 
+def test_a_mariadb_is_checked_read_and_waited_for(folder: Path) -> None:
+    database = folder / "mariadb"
+    database.mkdir()
+    server = MariadbServer(database)
+    address = f"127.0.0.1:{free_port()}"
+    try:
+        server.start()
+        server.run(
+            "CREATE USER roskva@'%' IDENTIFIED BY 'secret'", "CREATE DATABASE shop",
+            "GRANT REPLICATION SLAVE, BINLOG MONITOR, SLAVE MONITOR, SELECT ON *.* TO roskva@'%'",
+            "CREATE TABLE shop.folders (id INT PRIMARY KEY)",
+            "CREATE TABLE shop.documents (id INT PRIMARY KEY, title TEXT, folder INT, FOREIGN KEY (folder) REFERENCES folders (id))",
+            "CREATE TABLE shop.others (id INT PRIMARY KEY, folder INT, FOREIGN KEY (folder) REFERENCES folders (id) ON DELETE CASCADE)",
+        )  # fmt: skip
+        settings = folder / "capture.toml"
+        settings.write_text(f"""
+[dataset]
+name = "shop"
+[datastore]
+kind = "mariadb"
+port = {server.port}
+user = "roskva"
+password = "secret"
+[publisher]
+listen = "{address}"
+data = "{folder}/data"
+datamarker_period_s = 0.2
+[applications.search]
+start = "oldest"
+filter = '[table = "documents" AND operation = "insert"]'
+""")
+        running = Running(folder, file=settings)
+        running.address = address
+        try:
+            running.ready()
+            checked = running.command("check")
+            assert checked.status == 0, checked.out
+            with told(running, ["a", "b"]):
+                server.run(INSERT.format(1, "a"), INSERT.format(2, "b"), database="shop")
+            found = running.status()
+            assert (found["problems"], [flow["application"] for flow in found["flows"]]) == ([], ["search"])
+
+            # A rule by which rows of this table, and not only of another one, change below the log.
+            server.run("ALTER TABLE shop.documents ADD FOREIGN KEY (folder) REFERENCES folders (id) ON DELETE SET NULL")
+            checked = running.command("check")
+            assert checked.status == 1
+            assert "FAIL  every row of shop.documents that changes is in the log" in checked.out
+            assert "ON DELETE SET NULL" in checked.out
+            assert "shop.others" not in checked.out, "nobody is told of it"
+
+            server.kill()
+            until(lambda: bool(running.status()["problems"]), running.text)
+            server.start()
+            until(lambda: running.status()["problems"] == [], running.text)
+            with told(running, ["c"]):
+                server.run(INSERT.format(3, "c"), database="shop")
+        finally:
+            assert running.stop() == 0, running.text()
+    finally:
+        server.kill()
+
+
+def test_what_an_application_asks_of_time_is_kept_to(folder: Path) -> None:
+    """`max_age_s` and `real_time_only`, from the settings file to what comes: each in its own place."""
+    old = Entry(Operation.INSERT, "documents", {"id": 1}, {"title": "old"}, committed_us=1_000_000)
+    recent, new = (Entry(Operation.INSERT, "documents", {"id": 2}, {"title": title}) for title in ("recent", "new"))
+    begins = 'start = "oldest"\n'
+    running = Running(folder, f"[applications.young]\n{begins}max_age_s = 3600\n[applications.live]\n{begins}real_time_only = true")
+    try:
+        running.ready()
+        with FileLog(running.log) as log:
+            log.append([old, recent])
+
+        async def listen() -> None:
+            settings = load(running.file)
+            kept = {name: Kept() for name in ("search", "young", "live")}
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(asyncio.timeout(WAIT_S))
+                for name, one in kept.items():
+                    key = key_of(settings, name)
+                    await stack.enter_async_context(Subscriber(name, key, [running.address], one, "tests", reconnect_s_max=0.2))
+                riding = {"application": "live", "state": "riding"}.items()
+                while not any(riding <= flow.items() for flow in (await asyncio.to_thread(running.status))["flows"]):
+                    await asyncio.sleep(0.02)
+                with FileLog(running.log) as log:
+                    log.append([old, new])
+                while any("new" not in one.titles for one in kept.values()):
+                    await asyncio.sleep(0.02)
+            assert {name: one.titles for name, one in kept.items()} == {
+                "search": ["old", "recent", "old", "new"],
+                "young": ["recent", "new"],
+                "live": ["old", "new"],
+            }
+
+        asyncio.run(listen())
+        assert {flow["application"]: flow["too_old"] for flow in running.status()["flows"]} == {"search": 0, "young": 2, "live": 0}
+    finally:
+        assert running.stop() == 0, running.text()
+
+
 class Looked:
     """What the watch needs of a publisher."""
 
-    def __init__(self, behind: int) -> None:
+    def __init__(self, behind: int | None) -> None:
         self.retained = Retained(BEGINNING, BEGINNING, behind, 100)
 
 
@@ -308,6 +411,18 @@ def test_a_log_that_fills_what_is_kept_of_it_is_told_in_time_and_again(caplog: p
         watch.look(now_s)
         said.append([record.levelname for record in caplog.records])
     assert said == [[], ["WARNING"], [], ["WARNING"], ["ERROR"], [], ["ERROR"], ["WARNING"], []]
+
+
+def test_that_nobody_knows_how_full_it_is_does_not_end_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    looked = Looked(None)
+    watch = Watch(cast(Publisher, looked), None)
+    said = []
+    for now_s, behind in [(0, None), (5, 90), (10, None), (15, 90), (20, 10)]:
+        looked.retained = Retained(BEGINNING, BEGINNING, behind, 100)
+        caplog.clear()
+        watch.look(now_s)
+        said.append([record.levelname for record in caplog.records])
+    assert said == [[], ["ERROR"], [], [], ["WARNING"]]
 
 
 def test_what_no_restart_helps_ends_it_with_the_reason(folder: Path) -> None:

@@ -91,6 +91,15 @@ class Core:
             actions.append(Store(flow, datamarker, epoch))
         return actions
 
+    def ask_anew(self, flow: FlowName, terms: Terms, now_s: float) -> list[Action]:
+        """Its application asks for something else: it begins anew after what is durable; what was acknowledged since comes again. Of a flow
+        that has these terms, or an unknown one: nothing."""
+        found = self._convoy.flows.get(flow)
+        if found is None or found.terms == terms:
+            return []
+        begins = found.datamarker if found.stored is None else found.stored
+        return self.add(flow, terms, begins, found.epoch, found.stored is not None, now_s)
+
     def remove(self, flow: FlowName) -> list[Action]:
         """The flow is not this publisher's any more: nothing is sent or stored for it. Unless it is watched, the log is not kept for it."""
         actions: list[Action] = []

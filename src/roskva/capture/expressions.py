@@ -15,6 +15,7 @@ Where going back cannot cost more than the length times the expression's (one re
 
 An expression is compared with the whole value, so there is no ^ and no $. Letters count as they are written. There are no backreferences,
 no looking ahead or behind, and no flags: no automaton has them. Lazy quantifiers would change nothing, and are refused, too.
+Long, since reading an expression, building its automaton and running it share these few structures and nothing else does.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 
 from roskva.capture.expressions import compile_expression
 from roskva.capture.filters import NUMBER, OF_UPDATE, VALUE_CHARACTERS_MAX, Basic, Between, Exists, Filter, Key, Matches, OneOf, Test
-from roskva.capture.updates import Change, Update, Value
+from roskva.capture.positions import BEGINNING
+from roskva.capture.updates import Change, Operation, Update, Value
 
 Passes: TypeAlias = Callable[[int, Change], bool]
 
@@ -43,6 +44,14 @@ def for_updates(wanted: Filter) -> Callable[[Update], bool]:
     """The same of an update that has its shard with it, as the publisher asks."""
     passes = compile_filter(wanted)
     return lambda update: passes(update[0], update[1])
+
+
+def for_tables(wanted: Filter) -> Callable[[str, str], bool]:
+    """Whether any update of this database and table may pass: what is asked of its rows and shard may be so."""
+    passes = compile_filter(
+        Filter(tuple(tuple(basic for basic in group if basic.key.of in ("table", "database")) for group in wanted.groups))
+    )
+    return lambda database, table: passes(0, Change(BEGINNING, 0, Operation.INSERT, database, table, {}, {}))
 
 
 def _all_of(basics: list[Passes]) -> Passes:

@@ -8,7 +8,7 @@ shards, filters or flows: whoever reads gets everything, once for all who want i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from roskva.capture.positions import Position
 from roskva.capture.updates import Change
@@ -30,6 +30,10 @@ class Retained(NamedTuple):
     end: Position  # of the last commit
     bytes_behind: int | None = None  # of log between what was confirmed and the end; None: the datastore cannot tell
     bytes_max: int | None = None  # that it keeps for us; None: no limit but the disk
+    # Of a log that goes further back than what was confirmed, since nothing keeps it for us, or lets it go for us: what was confirmed, and
+    # bytes of the whole log. None: `oldest` is what was confirmed.
+    confirmed: Position | None = None
+    bytes_kept: int | None = None
 
 
 class Finding(NamedTuple):
@@ -82,7 +86,7 @@ class Datastore(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Create what reading needs and is not there (publication, slot). Idempotent. Drops nothing."""
+        """Create what reading needs and is not there (publication, slot). Idempotent, and called every ten seconds. Drops nothing."""
         ...
 
     def check(self) -> list[Finding]:
@@ -91,4 +95,26 @@ class Datastore(Protocol):
 
     def close(self) -> None:
         """Ends every reader, too. What was prepared stays."""
+        ...
+
+
+class Memory(Protocol):
+    """A few bytes that all publishers of the data share, durably, beside the datamarkers. Both calls block, and raise Unavailable."""
+
+    def recall(self) -> bytes: ...
+
+    def swap(self, before: bytes, after: bytes) -> bool:
+        """In one step, if it is still what it was before. False: it is not, or this publisher owns no flow and must leave it alone."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A datastore that must know more of the past than its log says. What it knows it keeps in a memory that it is given, before anything
+    else is asked of it."""
+
+    def remember_in(self, memory: Memory) -> None: ...
+
+    def keep(self) -> None:
+        """What was read until now. Called before datamarkers are stored, and every second. Raises Unavailable."""
         ...

@@ -13,7 +13,8 @@ A change of history (mapping.py) resets the application, with the operators' key
 after all of the old one that was under way. The history that was published last is kept in a file, since a publisher may fail over while
 this does not run; a process that has no such file yet takes that of the datamarker after which its flow begins. Several processes of one
 application each have their own, and each resets: that is safe, and everyone fetches once for each. Changes that were lost (`on_data_loss`)
-make every object unknown that a mapping can name.
+make every object unknown that a mapping can name: nobody can say of which rows a log was that is gone. Losses that come within a second,
+as of all shards of one cut log, are told to the service once.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from roskva.publisher import REQUEST_S, Change, headers_of, pause_s
 log = logging.getLogger(__name__)
 
 RETRY_S_MAX: Final = 30.0
+GATHER_S: Final = 1.0  # that a loss waits for those of other shards: what caused it mostly concerns all
 BATCHES_MAX: Final = 16  # callbacks that publish at a time
 # Of one object alone: no repetition makes it valid.
 INVALID: Final = (InvalidName, InvalidVersion, InvalidDevice)
@@ -205,6 +207,7 @@ class Notifier(Callbacks):
         *,
         batches_max: int = BATCHES_MAX,
         retry_max_s: float = RETRY_S_MAX,
+        gather_s: float = GATHER_S,
     ) -> None:
         self.mapper = mapper
         self.published = self.invalidated = self.resets = self.losses = self.refused = 0
@@ -216,6 +219,9 @@ class Notifier(Callbacks):
         self._batches = asyncio.Semaphore(batches_max)
         self._gate = _Gate()
         self._noting = asyncio.Lock()
+        self._losing = asyncio.Lock()
+        self._dealt_with = 0  # so many of the losses
+        self._gather_s = gather_s
         self._retry_max_s = retry_max_s
         # After which position the flow of a shard began here: what is up to there was published, whoever did it.
         self.began_after: Callable[[Shard], Position | None] = lambda _: None
@@ -232,9 +238,16 @@ class Notifier(Callbacks):
 
     async def on_data_loss(self, shard: Shard, after: Position, upto: Position) -> None:
         self.losses += 1
+        number = self.losses
         log.warning("What %s has after %s, up to %s, is lost: everything that the mappings name is invalidated.", shard, after, upto)
-        async with self._batches:
-            await self._perform(self.mapper.everything())
+        await asyncio.sleep(self._gather_s)
+        async with self._losing:
+            if number <= self._dealt_with:
+                return  # what was told since then was told of this, too
+            async with self._batches:
+                upto_number = self.losses
+                await self._perform(self.mapper.everything())
+            self._dealt_with = upto_number
 
     async def _until_reset(self, shard: Shard, updates: Sequence[Update], start: int) -> tuple[int, int | None]:
         """How many are done, and the history that the next one begins."""

@@ -1,10 +1,10 @@
 """Which publisher owns a flow, when several have the same data (Wormhole 3.3.2, Figure 3).
 
 Pure. Publishers do not talk to each other: each beats its counter beside the datamarkers, with what of its log it can read, and watches
-those of its peers. A peer whose counter has stood still for `takeover_s`, on the observer's own clock, is dead. One that lives may be
-unable: its datastore does not answer. One that is able may still be unfit for a flow: its log begins after the flow's datamarker, because
-its slot was made later, or is of an earlier history, because it is a primary of before. If none is fit, all that are able count: what is
-gone is then told as lost.
+those of its peers. A peer whose counter has stood still for `takeover_s`, on the observer's own clock, is dead; that takes more than two
+looks, since a counter that began anew may be met at the number that it had before. One that lives may be unable: its datastore does not
+answer. One that is able may still be unfit for a flow: its log begins after the flow's datamarker, because its slot was made later, or is
+of an earlier history, because it is a primary of before. If none is fit, all that are able count: what is gone is then told as lost.
 
 `decide` is asked about every flow, now and then, by every publisher, and answers what that one has to do; since a take raises the epoch in
 a single step, two that decide the same cannot both win.
@@ -27,6 +27,7 @@ from roskva.capture.positions import Position
 
 TAKEOVER_S: Final = 8.0  # with beats and looks a second apart, a flow whose owner dies goes on after 7 to 10 s
 STEADY_S: Final = 5.0  # that one who came back has to live before flows go back to it, so that one that keeps dying gets none
+UNSEEN_SHARE: Final = 0.5  # of takeover_s, which the time between two looks may count for at most
 
 
 class FlowName(NamedTuple):
@@ -75,9 +76,11 @@ class Reach(NamedTuple):
         return self.oldest <= datamarker and datamarker.history <= self.history
 
 
-def order_of(peers: Sequence[Peer], region: str = "") -> tuple[str, ...]:
-    """Primary first, then the secondaries; those of the flow's region before all others."""
-    near = [peer.name for peer in peers if region and peer.region == region]
+def order_of(peers: Sequence[Peer], region: str = "", noted: Sequence[str] = ()) -> tuple[str, ...]:
+    """Primary first, then the secondaries; those of the flow's region before all others, and before these the ones that an operator has
+    named, in their order. A peer that he did not know, since it came later, is not left out: it may be the only one that lives.
+    """
+    near = [*noted, *(peer.name for peer in peers if region and peer.region == region and peer.name not in noted)]
     return (*near, *(peer.name for peer in peers if peer.name not in near))
 
 
@@ -135,7 +138,13 @@ class Liveness:
         self._now_s = 0.0
 
     def observe(self, counters: Mapping[str, int], able: Collection[str], now_s: float) -> None:
-        """Take in what was read. A peer that is not there any more has left."""
+        """Take in what was read. A peer that is not there any more has left.
+
+        What passes between two looks counts for no more than half of `takeover_s`. We may not have reached the place for long, and the
+        peer may have left, and begun anew, or its counter may have gone back with a server that was lost: that it has the same number now
+        is chance then, and the next look tells.
+        """
+        unseen_s = max(0.0, now_s - self._now_s - UNSEEN_SHARE * self.takeover_s)
         self._now_s = now_s
         for name in self._observed.keys() - counters.keys():
             del self._observed[name]
@@ -149,6 +158,9 @@ class Liveness:
                 if seen.since_s > now_s or now_s - seen.moved_s >= self.takeover_s:
                     seen.since_s = now_s
                 seen.counter, seen.moved_s = counter, now_s
+            elif unseen_s:
+                seen.moved_s += unseen_s
+                seen.since_s = float("inf")  # nobody knows: it must move again
             if not seen.able and name in able:
                 seen.since_s = now_s
             seen.able = name in able

@@ -101,13 +101,34 @@ def settings_of(tables: Mapping[str, Any]) -> CaptureSettings:
         raise InvalidSetting(
             f"publisher.peers does not name this publisher, {publisher.name!r}: all of them are listed, the primary first."
         )
+    dataset, datastore = _dataset(tables["dataset"]), _datastore(tables["datastore"])
     applications = _applications(tables.get("applications", {}))
     roskva = _roskva(tables["roskva"]) if "roskva" in tables else None
+    if isinstance(datastore, Postgres):
+        _check_names(dataset, applications, roskva)
     if roskva is not None and roskva.subscription not in applications:
         mapped = tuple(dict.fromkeys(table for rule in roskva.mapping for table in rule.tables))
         wanted = Filter(((Basic(Key("table"), OneOf(mapped)),),))
         applications[roskva.subscription] = Application(filter=str(wanted), wanted=wanted)
-    return CaptureSettings(_dataset(tables["dataset"]), _datastore(tables["datastore"]), publisher, MappingProxyType(applications), roskva)
+    return CaptureSettings(dataset, datastore, publisher, MappingProxyType(applications), roskva)
+
+
+def _check_names(dataset: Dataset, applications: Mapping[str, Application], roskva: Roskva | None) -> None:
+    """Of tables of Postgres, as changes have them: `datastore.tables` is SQL, and these are not. What never matches is never missed."""
+    named = [(f"dataset.tables.{table}", table) for table in dataset.tables]
+    for name, application in applications.items():
+        for basic in (basic for group in application.wanted.groups for basic in group):
+            if basic.key == Key("table") and isinstance(basic.test, OneOf):
+                named += [(f"applications.{name}.filter", str(value)) for value in basic.test.values]
+    for number, rule in enumerate(() if roskva is None else roskva.mapping):
+        named += [(f"roskva.mapping[{number}].table", table) for table in rule.tables]
+    for path, table in named:
+        meant = re.sub(r'(^|\.)"([^"]+)"(?=\.|$)', r"\1\2", table)
+        meant = meant.removeprefix("public.") or meant
+        if meant != table:
+            raise InvalidSetting(
+                f"{path} is {table!r}, and changes call this table {meant!r}: write that, without quotes, and without the schema public."
+            )
 
 
 def _check_publisher(publisher: Publisher) -> None:

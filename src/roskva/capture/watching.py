@@ -84,8 +84,11 @@ def lags(status: Mapping[str, Any], disk_free_bytes: int | None = None) -> list[
     for flow in status.get("flows", ()):
         # Whoever rides at the log's end and has nothing waiting is there, however long ago something was for it.
         there = flow.get("caravan") in leads and not flow.get("buffered")
+        seconds = 0.0 if there else flow.get("lag_s")
+        if unanswered_s := flow.get("unanswered_s"):  # it was sent all, and does not say that it has dealt with it
+            seconds = max(seconds or 0.0, unanswered_s)
         share = share_of_kept(flow.get("lag_bytes"), bytes_max, disk_free_bytes)
-        found.append(FlowLag(flow, share, 0.0 if there else flow.get("lag_s")))
+        found.append(FlowLag(flow, share, seconds))
     return sorted(found, key=lambda lag: (-(lag.share or 0.0), -lag.flow.get("behind_share", 0.0), -(lag.seconds or 0.0)))
 
 
@@ -145,7 +148,7 @@ def _metrics(status: Mapping[str, Any], disk_free_bytes: int | None) -> Iterator
     yield from _metric(
         "gauge",
         "lag_seconds",
-        "Age of what was sent last, of a flow that is behind.",
+        "Age of what was sent last, of a flow that is behind; or since when it was asked how far it is, and has not answered.",
         [(_flow_labels(lag.flow), lag.seconds) for lag in flows],
     )
     yield from _metric(

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from roskva.address import bound_socket
 from roskva.capture.datamarkers.opening import is_server
+from roskva.capture.filtering import for_tables
 from roskva.capture.interface import Datastore, Finding
 from roskva.capture.mapping import Rule
 from roskva.capture.running.places import CONTROL, check_places, datamarkers_of
@@ -23,6 +24,7 @@ from roskva.capture.running.tls import for_publisher, for_subscriber
 from roskva.capture.settings import CaptureSettings, Mariadb, Postgres, load
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, in_bytes, log_share
+from roskva.cli.capture_check_roskva import databases_findings, published_finding, subscription_findings
 from roskva.cli.capture_control import NotRunning, ask, config_of
 from roskva.cli.http import get_json
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError, ServiceUnreachable, Unavailable, UnknownObject
@@ -76,6 +78,8 @@ def findings(settings: CaptureSettings) -> Iterator[Finding]:
     finally:
         datastore.close()
     yield from _mappings(settings)
+    yield from subscription_findings(settings)
+    yield from _cascades(settings)
     yield from _service(settings)
 
 
@@ -223,6 +227,10 @@ def _mappings(settings: CaptureSettings) -> Iterator[Finding]:
                 f"CREATE TABLE {table}, or correct roskva.mapping",
             )
             continue
+        if isinstance(settings.datastore, Postgres):
+            yield published_finding(settings.datastore, table, _exact(table))
+        else:
+            yield from databases_findings(settings, table)
         for rule in (rule for rule in rules if table in rule.tables):
             yield from mapping_findings(rule, table, seen)
 
@@ -267,15 +275,20 @@ _POSTGRES_TABLE: Final = """
 """
 
 
+def _exact(table: str) -> str:
+    """As SQL names a table of Postgres; by the name that capture has for it: with its schema, unless that is the default one."""
+    from roskva.capture.stores.postgres.connecting import quoted
+
+    schema, _, name = table.rpartition(".")
+    return f"{quoted(schema or 'public')}.{quoted(name)}"
+
+
 def _postgres_table(store: Postgres, table: str) -> TableSeen | None:
-    """By the name that capture has for it: with its schema, unless that is the default one."""
     import psycopg2
 
-    from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named, quoted
+    from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named
 
-    given = PostgresSettings(store.dsn)
-    schema, _, name = table.rpartition(".")
-    exact = f"{quoted(schema or 'public')}.{quoted(name)}"
+    given, exact = PostgresSettings(store.dsn), _exact(table)
     with closing(connect(given)) as connection, connection.cursor() as cursor:
         try:
             cursor.execute(_POSTGRES_TABLE, (exact,))
@@ -299,6 +312,22 @@ def _mariadb_table(settings: CaptureSettings, table: str) -> TableSeen | None:
         rows = statements.rows("SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS WHERE TABLE_NAME = %s", (table,))
     columns = {str(column): str(kind) for column, kind in rows}
     return TableSeen(columns, frozenset(columns)) if columns else None
+
+
+def _cascades(settings: CaptureSettings) -> Iterator[Finding]:
+    """Of the tables that any application may be told of, by what its filter says of tables."""
+    if not isinstance(settings.datastore, Mariadb):
+        return
+    from roskva.capture.stores.mariadb import MariadbStore
+    from roskva.capture.stores.mariadb.cascades import check_cascades
+
+    store = datastore_of(settings)
+    assert isinstance(store, MariadbStore)
+    filters = [for_tables(application.wanted) for application in settings.applications.values()]
+    try:
+        yield from check_cascades(store.settings, lambda database, table: any(passes(database, table) for passes in filters))
+    except RoskvaError as error:
+        yield Finding("the foreign keys of the tables can be looked at", False, error.what, error.advice)
 
 
 def _service(settings: CaptureSettings) -> Iterator[Finding]:

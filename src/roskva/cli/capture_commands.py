@@ -122,7 +122,8 @@ examples:
   roskva capture pause search/3"""
 
 _REWIND_MORE: Final = """\
-What comes after the place comes again, or, if it lies ahead, what is before it is skipped for good: `end` asks first.
+What comes after the place comes again, or, if it lies ahead, what is before it is skipped for good: then it asks first. A place beyond the
+log's end is refused. Positions are of the form that status shows.
 
 examples:
   roskva capture rewind search oldest

@@ -134,11 +134,14 @@ reassign = _of_flow("reassign", "To another process", member=lambda arguments: a
 def rewind(arguments: argparse.Namespace) -> int:
     application, shard = flow_in(arguments.flow)
     to = place_in(arguments.to)
-    if to == "end" and not arguments.yes:
-        print(f"Everything that {arguments.flow} has not read yet is skipped, for good.")
-        if not agreed("capture rewind"):
-            print("Nothing was changed.")
-            return 1
+    if not arguments.yes:
+        ahead = asked(arguments, "ahead", application=application, shard=shard, to=to)
+        to = ahead["to"]  # what was asked about, and is looked for once
+        if ahead["flows"]:
+            print(f"What {', '.join(ahead['flows'])} did not get up to {to} yet is skipped, for good.")
+            if not agreed("capture rewind"):
+                print("Nothing was changed.")
+                return 1
     answer = asked(arguments, "rewind", application=application, shard=shard, to=to)
     _print(arguments, answer, "\n".join(f"{flow} goes on after {position}." for flow, position in answer.items()))
     return 0

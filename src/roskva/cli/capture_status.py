@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from roskva.capture.running.places import CONTROL, NOTIFIER
 from roskva.capture.settings import CaptureSettings, load
-from roskva.capture.stores.opening import free_bytes, place_of_disk
 from roskva.capture.watching import FlowLag, Level, in_bytes, lags, log_share
 from roskva.cli.capture_control import NotRunning, ask, asked, config_of
 from roskva.errors import RoskvaError
@@ -24,7 +23,7 @@ def status(arguments: argparse.Namespace) -> int:
     settings = None if arguments.data else load(config_of(arguments))
     data = Path(arguments.data) if settings is None else settings.publisher.data
     answer = ask(data / CONTROL, "status")
-    free = None if settings is None else free_bytes(place_of_disk(settings))
+    free = answer["log"].get("disk_free_bytes")
     notifier = _notifier(data, settings)
     if arguments.json:
         answer["log"]["share"] = log_share(answer["log"], free).share

@@ -9,6 +9,8 @@ Each promise has a name, which stands in `Broken`:
 - harmless: who rides at the log's end and takes what comes stays there, whatever others do; nobody with credit loses its buffer.
 - fenced: who was told that another one owns a flow sends nothing more of it.
 - bounded: buffers, caravans, rates and what is under way to a subscriber.
+- one owner: two publishers never serve a flow under one epoch, nor one that is taken for dead and the one that takes over.
+- one at a time: two callbacks of one shard never run beside each other.
 - caught up: when the faults end, everybody gets everything.
 - invariant: an assertion of the core itself.
 """
@@ -23,7 +25,18 @@ from roskva.capture.flows import Routed, Stream, Terms
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import Position
 
-PROMISES: Final = ("at least once", "in order", "kept", "harmless", "fenced", "bounded", "caught up", "invariant")
+PROMISES: Final = (
+    "at least once",
+    "in order",
+    "kept",
+    "harmless",
+    "fenced",
+    "bounded",
+    "one owner",
+    "one at a time",
+    "caught up",
+    "invariant",
+)
 
 
 class Broken(Exception):

@@ -249,6 +249,18 @@ class DatamarkersContract:
             with pytest.raises(BadRequest):
                 store.note(name, value)
 
+    def test_a_note_is_changed_if_nobody_else_has(self, store: Datamarkers) -> None:
+        assert store.swap("log", b"", b"1")
+        assert not store.swap("log", b"", b"2")
+        assert not store.swap("log", b"0", b"2")
+        assert store.swap("log", b"1", b"2\x00")
+        assert store.notes() == {"log": b"2\x00"}
+        assert store.swap("log", b"2\x00", b"")
+        assert not store.swap("log", b"2\x00", b"3")
+        assert store.notes() == {}
+        with pytest.raises(BadRequest):
+            store.swap("#dataset", b"", b"another")
+
     def test_what_is_written_is_there_for_whoever_comes_later(self, engine: Engine) -> None:
         with opened(engine) as store:
             epoch = taken(store)

@@ -1,6 +1,6 @@
 """PostgreSQL 18, whose standbys can be read, from the package that scripts/setup.sh puts beside tests/capture/postgres18/package.json.
 
-It has the server and no tools: a standby is made of a copy of its primary's directory while that stands still.
+It has the server and no tools: a standby is made of a copy of its primary's directory, while that stands still or as pg_basebackup does.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+import psycopg2
 import pytest
 
 from tests.capture.stores.servers_postgres import PostgresServer, directory_for_postgres
@@ -30,6 +31,23 @@ class PostgresServer18(PostgresServer):
     def cold_copy_of(self, primary: PostgresServer) -> PostgresServer18:
         """A standby, when it is started. The primary does not run."""
         shutil.copytree(primary.data, self.data)
+        return self._follows(primary)
+
+    def rebuilt_from(self, primary: PostgresServer) -> PostgresServer18:
+        """What was here is lost. As pg_basebackup has it: no slots, the log comes from the primary, which goes on meanwhile."""
+        shutil.rmtree(self.data)
+        self.settings |= STANDBY
+        with closing(psycopg2.connect(primary.dsn("postgres"))) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            cursor.execute("SELECT pg_drop_replication_slot('standby')")  # that came here with the copy, and keeps nothing
+            cursor.execute("SELECT pg_create_physical_replication_slot('standby', true), pg_backup_start('rebuilt', true)")
+            shutil.copytree(primary.data, self.data, ignore=_not_in_a_backup)
+            cursor.execute("SELECT labelfile FROM pg_backup_stop(false)")
+            ((label,),) = cursor.fetchall()
+        (self.data / "backup_label").write_text(label)
+        return self._follows(primary)
+
+    def _follows(self, primary: PostgresServer) -> PostgresServer18:
         (self.data / "standby.signal").touch()
         with (self.data / "postgresql.auto.conf").open("a") as file:
             file.write(f"primary_conninfo = 'host=127.0.0.1 port={primary.port} user=postgres application_name=standby'\n")
@@ -37,6 +55,12 @@ class PostgresServer18(PostgresServer):
             for path in (self.data, *self.data.rglob("*")):
                 shutil.chown(path, "postgres", "postgres")
         return self
+
+
+def _not_in_a_backup(folder: str, names: list[str]) -> list[str]:
+    if Path(folder).name in ("pg_wal", "pg_replslot"):
+        return names
+    return [name for name in names if name.startswith(("postmaster.", "pgsql_tmp", "standby.signal", "pg_internal.init"))]
 
 
 @contextmanager

@@ -20,7 +20,9 @@ import psycopg2
 import pymysql
 
 from roskva.capture.datamarkers import open_datamarkers
+from roskva.capture.ownership import Reach
 from roskva.capture.positions import Position
+from roskva.capture.publisher.about import reach_from
 from roskva.capture.subscriber import Callbacks, Shard, Subscriber
 from roskva.capture.updates import Update
 from tests.capture.stores.servers_postgres import free_port
@@ -233,6 +235,10 @@ class Owners:
     def datamarkers(self) -> list[Position]:
         """Of those that have one."""
         return [record.datamarker for record in self._store.records().values() if record.datamarker is not None]
+
+    def reach(self, publisher: str) -> Reach | None:
+        """What of the log it says that it can read."""
+        return reach_from(self._store.members()[f"publisher:{publisher}"].about)
 
     def close(self) -> None:
         self._store.close()

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from tests.capture.failover.stage import (
+    SHARDS,
     TAKEOVER_S,
     Owners,
     PublisherProcess,
@@ -109,3 +110,49 @@ async def test_the_replica_is_promoted_when_the_primarys_server_is_killed(
         assert first.ready, "it was not killed"
     rows.check(writer)
     assert rows.losses == []
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["publishers live on", "all publishers are restarted"])
+async def test_a_primary_is_lost_with_commits_that_no_replica_had(
+    folder: Path, servers: tuple[MariadbServer, MariadbServer], datamarkers: str, owners: Owners, restarted: bool
+) -> None:
+    """They were published and acknowledged, and the promoted replica gives their numbers again: subscribers are told of it, once, and get
+    all that the new primary writes, as soon as it does, though its numbers are below those of the datamarkers."""
+    primary, replica = servers
+    both = first, second = publishers(folder, servers, datamarkers)
+    rows = Rows()
+
+    def insert(server: MariadbServer, numbers: range) -> None:
+        server.run(*(f"INSERT INTO documents VALUES ({number}, 'x')" for number in numbers), database="shop")
+
+    async with running(*both), subscriber(rows, both):
+        await until(lambda: owners.are("p1"), "the first owns all flows")
+        insert(primary, range(1, 21))
+        await until(lambda: primary.rows("SELECT @@gtid_binlog_pos") == replica.rows("SELECT @@gtid_binlog_pos"), "the replica has it")
+        replica.run("STOP SLAVE")
+        primary.run("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
+        insert(primary, range(21, 31))
+        await until(lambda: all(map(rows.has, range(1, 31))), "all of it is read")
+        await until(lambda: min(owners.datamarkers()) >= min(rows.positions[29], rows.positions[30]), "and acknowledged")
+        if restarted:
+            first.kill()
+            second.kill()
+        primary.kill()
+        replica.run("RESET SLAVE ALL", "SET GLOBAL read_only = OFF")
+        insert(replica, range(101, 104))
+        if restarted:
+            second.start()
+        await until(lambda: all(map(rows.has, range(101, 104))), "what the new primary wrote, before it has come as far as the lost one")
+        assert {shard for shard, _, _ in rows.losses} == set(range(SHARDS))
+        assert all(after.history == 0 and upto == rows.positions[101]._replace(index=0) for _, after, upto in rows.losses)
+        insert(replica, range(104, 131))
+        await until(lambda: all(map(rows.has, range(101, 131))), "and all after it")
+        assert rows.histories(range(101, 131)) == {1}
+        await until(lambda: min(owners.datamarkers()) >= min(rows.positions[129], rows.positions[130]), "acknowledged, too")
+        told = len(rows.losses)
+        second.kill()
+        second.start()
+        await until(lambda: second.ready, "it is started once more")
+        insert(replica, range(131, 135))
+        await until(lambda: all(map(rows.has, range(131, 135))), "it goes on")
+        assert len(rows.losses) == told, "it is told once"

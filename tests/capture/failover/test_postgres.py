@@ -14,6 +14,9 @@ import pytest
 from roskva.capture.datamarkers.postgres import EPOCHS_OF_A_TIMELINE
 from roskva.capture.mapping import Mapper, parse_mapping
 from roskva.capture.notifying import HistoryFile, Notifier, Orders
+from roskva.capture.ownership import STEADY_S
+from roskva.capture.positions import Position
+from roskva.capture.subscriber import Shard
 from roskva.config import Settings
 from roskva.feed import open_feed
 from roskva.gateway.service import Gateway
@@ -221,6 +224,54 @@ async def test_the_standby_is_promoted_when_the_primarys_server_is_killed(
         assert second.ready
     rows.check(writer)
     assert rows.histories(writer.committed) == {1, 2}
+
+
+class Reluctant(Rows):
+    """Does not acknowledge what came, if it is told not to."""
+
+    acknowledges = True
+
+    def on_token(self, shard: Shard, datamarker: Position) -> bool:
+        return self.acknowledges
+
+
+async def test_a_lost_primary_that_returns_as_a_standby_owns_flows_again_when_its_log_has_what_they_need(
+    folder: Path, synchronous: tuple[PostgresServer18, PostgresServer18], datamarkers: str, owners: Owners
+) -> None:
+    """Its slots are gone, and its publisher makes a new one: what comes before that cannot be read there."""
+    primary, standby = synchronous
+    both = first, _ = publisher(folder, "p1", primary, datamarkers), publisher(folder, "p2", standby, datamarkers)
+    rows = Reluctant()
+    async with both_running(primary, *both), subscriber(rows, both):
+        with Writer(lambda: at(primary)) as writer:
+            await serves(first, writer, rows, owners)
+            writer.connect = lambda: at(standby)
+            primary.kill()
+            standby.execute("postgres", "SELECT pg_promote()")
+            await until(lambda: owners.are("p2"), "the flows are handed over")
+            await until(lambda: min(owners.datamarkers()).history == 2, "the second one goes on")
+            losses = list(rows.losses)
+            rows.acknowledges = False
+            await asyncio.to_thread(lambda: primary.rebuilt_from(standby).start())
+            async with snapshots_of(standby):
+                await until(lambda: _begins_too_late(owners, "p1"), "the first one can read, and not what the flows need")
+            epochs = owners.epochs()
+            await asyncio.sleep(STEADY_S + 1.5)  # after which flows go back to whoever is fit
+            assert _begins_too_late(owners, "p1")
+            assert owners.epochs() == epochs
+            rows.acknowledges = True
+            await until(lambda: owners.are("p1"), "it is fit, and the flows go back")
+            number = writer.committed[-1]
+            await until(lambda: rows.has(number + 50), "the first one goes on")
+        await until(lambda: rows.has_all_of(writer), "all that was committed")
+        assert first.ready, "it was not killed"
+    rows.check(writer)
+    assert rows.losses == losses
+
+
+def _begins_too_late(owners: Owners, publisher: str) -> bool:
+    reach = owners.reach(publisher)
+    return reach is not None and reach.history == 2 and reach.oldest > max(owners.datamarkers())
 
 
 async def test_what_only_the_lost_primary_had_is_told_as_a_loss_and_nothing_after_it_is_skipped(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as example_count
 from hypothesis import strategies as st
 
-from roskva.capture.filtering import compile_filter
+from roskva.capture.filtering import compile_filter, for_tables
 from roskva.capture.filters import (
     EVERYTHING,
     OF_UPDATE,
@@ -311,3 +311,18 @@ def test_any_text_is_a_filter_or_refused_by_name(text: str) -> None:
         place = 0
         assert parse_filter(str(parsed)) == parsed
     assert 0 <= place <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", {"t1", "t2", "t3"}),
+        ('[table = "t1"]', {"t1"}),
+        ('[table in ("t1", "t2") AND id = 7] OR [database = "elsewhere"]', {"t1", "t2"}),
+        ('[not table = "t1" AND operation = "delete"]', {"t2", "t3"}),
+        ('[table = "t1"] OR [id = 7]', {"t1", "t2", "t3"}),
+    ],
+)
+def test_a_filter_says_of_which_tables_anything_may_pass(text: str, told: set[str]) -> None:
+    passes_of = for_tables(parse_filter(text))
+    assert {table for table in ("t1", "t2", "t3") if passes_of("shop", table)} == told

@@ -92,7 +92,8 @@ async def made(service: Service) -> AsyncIterator[Any]:
         orders = Orders(service.url, application="demo", key="publish-key", admin_key=options.pop("admin_key", "admin-key"))
         open_ones.extend([publisher, orders])
         mapper = Mapper([parse_mapping(["documents"], list(objects), source="{by}")])
-        return Notifier(mapper, publisher, orders, kept or Kept(), retry_max_s=0.05, **options)
+        options = {"retry_max_s": 0.05, "gather_s": 0.01} | options
+        return Notifier(mapper, publisher, orders, kept or Kept(), **options)
 
     yield make
     for one in open_ones:
@@ -163,6 +164,32 @@ async def test_a_loss_makes_everything_unknown_that_mappings_can_name(service: S
     await notifier.on_data_loss(SHARD, Position(1, 5), Position(1, 90))
     assert service.told == [("invalidate", {})]
     assert notifier.losses == 1
+
+
+async def test_the_losses_of_all_shards_are_one_for_the_service(service: Service, made: Any) -> None:
+    notifier = made(gather_s=0.1)
+    shards = [Shard("shop", number) for number in range(64)]
+    await asyncio.gather(*(notifier.on_data_loss(shard, Position(1, 5), Position(1, 90)) for shard in shards))
+    assert service.told == [("invalidate", {"prefix": "doc:"})]
+    assert notifier.losses == 64
+
+
+async def test_a_loss_that_comes_while_another_is_told_is_told_by_itself_and_none_is_left_out(service: Service, made: Any) -> None:
+    service.answers["invalidate"] = [(503, error("feed-full", transient=True))] * 1_000
+    notifier = made()
+    shards = [Shard("shop", number) for number in range(3)]
+    waiting = [asyncio.create_task(notifier.on_data_loss(shard, Position(1, 5), Position(1, 90))) for shard in shards[:2]]
+    async with asyncio.timeout(5.0):
+        while notifier.problem is None:
+            await asyncio.sleep(0.01)
+        waiting.append(asyncio.create_task(notifier.on_data_loss(shards[2], Position(1, 5), Position(1, 90))))
+        await asyncio.sleep(0.05)
+        waiting.pop(0).cancel()  # its connection is gone: another one tells it then
+        assert not any(task.done() for task in waiting)
+        service.answers.clear()
+        await asyncio.gather(*waiting)
+    assert 1 <= len(service.told) <= 2
+    assert set(map(str, service.told)) == {str(("invalidate", {"prefix": "doc:"}))}
 
 
 async def test_the_first_history_resets_nothing_and_is_remembered(service: Service, made: Any) -> None:

@@ -304,3 +304,25 @@ def test_anything_else_is_refused_by_name(tables: dict[str, Any]) -> None:
     else:
         said = "accepted"
     assert said
+
+
+@pytest.mark.parametrize(
+    ("table", "meant"), [("public.documents", "documents"), ('"Docs"', "Docs"), ('sales."Old Docs"', "sales.Old Docs")]
+)
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("[roskva]\napplication = 'demo'\n[[roskva.mapping]]\ntable = ['users', '{}']\nobject = 'doc:1'", "roskva.mapping[0].table"),
+        ('[applications.search]\nfilter = \'[table = "x"] OR [not table in ("users", "{}")]\'', "applications.search.filter"),
+        ("[dataset.tables]\n'{}' = '0'", "dataset.tables."),
+    ],
+)
+def test_a_table_that_changes_call_otherwise_is_refused_since_none_would_ever_match(text: str, path: str, table: str, meant: str) -> None:
+    def with_table(name: str) -> str:
+        return text.format(name.replace('"', '\\"') if "filter" in text else name)
+
+    with pytest.raises(InvalidSetting, match=re.escape(path) + ".*changes call this table '" + re.escape(meant)):
+        of(with_table(table))
+    of(with_table(meant))
+    # Only Postgres leaves its default schema out.
+    settings_of(tomllib.loads("[dataset]\nname = 's'\n[datastore]\nkind = 'files'\npath = '/var/log/s'\n" + with_table(table)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from roskva.capture.datamarkers import SqliteDatamarkers
+from roskva.capture.ownership import FlowName
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings
 from roskva.capture.subscriber import Shard
@@ -98,6 +100,101 @@ async def test_rewind_sends_again_or_leaves_out(tmp_path: Path, log: NumberLog) 
         assert await command(tmp_path, command="rewind", application="watch", to="yesterday") == "bad-request"
 
 
+async def test_a_flow_is_not_sent_to_where_the_log_has_not_come(tmp_path: Path, log: NumberLog) -> None:
+    """It would get nothing, and count as one that lacks nothing."""
+    watching = Watching(1)
+    log.append(100)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, watching):
+        await until(lambda: watching.has_all(100))
+        for beyond in ("0/101", "0/100000", "1/40", "1/4711"):
+            assert await command(tmp_path, command="rewind", application="watch", to=beyond) == "bad-request"
+            assert await command(tmp_path, command="ahead", application="watch", to=beyond) == "bad-request"
+        log.append(1)
+        await until(lambda: watching.has_all(101))
+
+
+async def test_before_a_rewind_it_is_said_which_flows_would_skip_something(tmp_path: Path, log: NumberLog) -> None:
+    watching = Watching(2, acknowledges=False)
+    log.append(100)
+    async with publishing(tmp_path, log, 2) as publisher:
+        async with subscriber(publisher, watching):
+            await until(lambda: watching.has_all(100))
+            assert await command(tmp_path, command="rewind", application="watch", shard=1, to="0/40") == {"watch/1": "0/40"}
+        for to, place, flows in (
+            ("oldest", "0/0", []),
+            ("0/30", "0/30", ["watch/0"]),
+            ("0/40", "0/40", ["watch/0"]),
+            ("end", "0/100", ["watch/0", "watch/1"]),
+        ):
+            assert await command(tmp_path, command="ahead", application="watch", to=to) == {"to": place, "flows": flows}
+        assert sorted(str(status.datamarker) for status in publisher.core.flows()) == ["0/0", "0/40"], "nothing was changed"
+
+
+async def test_a_flow_whose_start_lies_beyond_the_log_waits_and_status_says_so(tmp_path: Path, log: NumberLog) -> None:
+    applications = {"watch": ApplicationSettings(KEY, start=Position(0, 50)), "other": ApplicationSettings(KEY, start="oldest")}
+    watching = Watching(1, from_the_first=False)
+    log.append(10)
+    async with publishing(tmp_path, log, applications=applications) as publisher, subscriber(publisher, watching):
+        await until(lambda: bool(publisher.owning.problems and publisher.owning.held))
+        assert list(publisher.owning.held) == [FlowName("other", 0)], "it holds up nobody else"
+        (problem,) = (await command(tmp_path, command="status"))["problems"]
+        assert "flows of 'watch' do not begin" in problem
+        assert "ends at 0/10, and 0/50 is beyond it" in problem
+        log.append(90)
+        await until(lambda: watching.has_all(100))
+        await until(lambda: not publisher.owning.problems)
+    assert watching.first == {0: [50]}
+
+
+async def test_a_first_start_at_a_time_is_looked_for_once_and_holds_up_no_flow_that_has_begun(
+    tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+    found = threading.Event()
+
+    def slowly(time_s: float) -> Position:
+        looked.append(time_s)
+        assert found.wait(20)
+        return Position(0, 12)
+
+    monkeypatch.setattr(log, "at_time", slowly)
+    log.append(20)
+    # In the settings' order the new one is the first.
+    applications = {name: ApplicationSettings(KEY, start="oldest" if name == "watch" else 123.0) for name in ("new", "watch")}
+    async with publishing(tmp_path, log, 4) as publisher:
+        await until(lambda: len(publisher.owning.held) == 4)
+    async with publishing(tmp_path, log, 4, applications=applications) as publisher:
+        await until(lambda: looked == [123.0] and len(publisher.owning.held) == 4)
+        assert {flow.application for flow in publisher.owning.held} == {"watch"}
+        found.set()
+        await until(lambda: len(publisher.owning.held) == 8)
+        assert {status.datamarker for status in publisher.core.flows() if status.flow.application == "new"} == {Position(0, 12)}
+    assert looked == [123.0]
+
+
+async def test_who_begins_at_the_end_does_not_let_go_of_the_log_that_others_begin_with(
+    tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = threading.Event()
+
+    def slowly(time_s: float) -> Position:
+        assert found.wait(20)
+        return Position(0, max(12, log.gone))
+
+    monkeypatch.setattr(log, "at_time", slowly)
+    log.append(20)
+    applications = {"end": ApplicationSettings(KEY, start="end"), "watch": ApplicationSettings(KEY, start=123.0)}
+    watching = Watching(1, from_the_first=False)
+    async with publishing(tmp_path, log, applications=applications) as publisher, subscriber(publisher, watching):
+        await until(lambda: len(counters_of(tmp_path)) == 1)
+        (counter,) = counters_of(tmp_path)
+        await until(lambda: counters_of(tmp_path)[0] >= counter + 5)
+        assert publisher.owning.held == {}
+        found.set()
+        await until(lambda: watching.has_all(20))
+    assert (watching.first, watching.losses) == ({0: [12]}, [])
+
+
 async def test_a_time_is_looked_for_once_for_all_shards_while_the_publisher_shows_that_it_lives(
     tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,19 +209,19 @@ async def test_a_time_is_looked_for_once_for_all_shards_while_the_publisher_show
     log.append(20)
     async with publishing(tmp_path, log, 4) as publisher:
         await until(lambda: len(publisher.owning.held) == 4)
-        counter = counter_of(tmp_path)
+        (counter,) = counters_of(tmp_path)
         rewinding = asyncio.create_task(command(tmp_path, command="rewind", application="watch", to=123.0))
         await until(lambda: looked == [123.0])
-        await until(lambda: counter_of(tmp_path) >= counter + 5, 0.9)
+        await until(lambda: counters_of(tmp_path)[0] >= counter + 5, 0.9)
         assert await rewinding == {f"watch/{shard}": "0/12" for shard in range(4)}
     assert looked == [123.0]
 
 
-def counter_of(folder: Path) -> int:
+def counters_of(folder: Path) -> list[int]:
     store = SqliteDatamarkers(folder / "datamarkers", "numbers")
-    (beat,) = store.members().values()
+    counters = [beat.counter for beat in store.members().values()]
     store.close()
-    return beat.counter
+    return counters
 
 
 async def test_a_flow_that_is_rewound_ends_at_one_process_before_it_begins_at_another(tmp_path: Path, log: NumberLog) -> None:
@@ -172,12 +269,28 @@ async def test_a_flow_is_reassigned_to_another_process(tmp_path: Path, log: Numb
         subscriber(publisher, other, member="m2"),
     ):
         log.append(10)
-        await until(lambda: one.has_all(10))
+        await until(lambda: one.has_all(10) and publisher.placing.members("watch") == ["m1", "m2"])
         assert await command(tmp_path, command="reassign", application="watch", shard=0, member="m2") == ["watch/0"]
         log.append(10)
         await until(lambda: other.has_all(20))
         assert await command(tmp_path, command="reassign", application="watch", shard=7) == "bad-request"
+        assert await command(tmp_path, command="reassign", application="watch", member="nobody") == "bad-request"
+        assert publisher.placing._wished == {}, "if such a process comes one day, nothing jumps there"
+        assert (await command(tmp_path, command="flows"))[0]["member"] == "m2"
     assert one.total + other.total == 20, "it was acknowledged before it moved"
+
+
+async def test_a_flow_is_not_reassigned_when_there_is_no_other_process(tmp_path: Path, log: NumberLog) -> None:
+    watching = Watching(1)
+    async with publishing(tmp_path, log) as publisher:
+        await until(lambda: bool(publisher.owning.held))
+        assert await command(tmp_path, command="reassign", application="watch") == "bad-request"
+        async with subscriber(publisher, watching):
+            await until(lambda: watching.notices == [0])
+            assert await command(tmp_path, command="reassign", application="watch") == "bad-request"
+            log.append(10)
+            await until(lambda: watching.has_all(10))
+    assert watching.notices == [0], "it stayed where it was"
 
 
 async def test_what_nobody_wants_any_more_is_removed_by_an_operator_and_not_before(tmp_path: Path, log: NumberLog) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from roskva.capture.datamarkers import Mark, SqliteDatamarkers
+from roskva.capture.datamarkers import Claim, Mark, SqliteDatamarkers
 from roskva.capture.ownership import FlowName, Peer, Reach
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings, Publisher
-from roskva.capture.publisher.about import PLACED_MAX, about_of, elsewhere_of, reach_from
-from roskva.capture.publisher.owning import RETRY_S
+from roskva.capture.publisher.about import PLACED_MAX, about_of, applications_of, elsewhere_of, reach_from
+from roskva.capture.publisher.peers import Peers
+from roskva.capture.publisher.storing import RETRY_S
 from roskva.capture.subscriber import Subscriber
 from roskva.errors import Unavailable
 from tests.capture.shell.numberlog import KEY, NumberLog
-from tests.capture.shell.serving import publishing
+from tests.capture.shell.serving import command, publishing
 from tests.capture.shell.watching import Watching, until
 
 PEERS = (Peer("p1"), Peer("p2"))
@@ -92,7 +94,7 @@ async def test_a_primary_that_returns_with_a_log_that_begins_too_late_waits_unti
         await until(lambda: watching.has_all(100) and len(second.owning.held) == 2)
         logs["p1"].cut(90)
         first = await stack.enter_async_context(publisher(tmp_path, logs, "p1"))
-        await until(lambda: "publisher:p1" in second.owning._liveness.steady, what="p1 has lived for a while")
+        await until(lambda: "p1" in second.owning.peers.steady, what="p1 has lived for a while")
         rounds = second.owning._beaten_s
         await until(lambda: second.owning._beaten_s > rounds + 0.3, what="some rounds")
         assert first.owning.held == {}
@@ -159,6 +161,69 @@ async def test_a_publisher_that_nobody_saw_for_too_long_drops_its_flows_and_take
     assert (watching.skipped, watching.losses) == ([], [])
 
 
+async def test_an_application_is_not_removed_while_another_publisher_has_it(tmp_path: Path, logs: dict[str, NumberLog]) -> None:
+    """That one would begin anew at the end of the log, and skip what lies between."""
+    applications = {name: ApplicationSettings(KEY, start="oldest") for name in ("watch", "old")}
+    given: dict[str, Any] = {"peers": PEERS, "takeover_s": 2.0, "steady_s": 0.2}
+    without = {"watch": applications["watch"]}
+    async with (
+        publishing(tmp_path, logs["p1"], 2, "p1", applications=applications, **given) as first,
+        publishing(tmp_path, logs["p2"], 2, "p2", applications=without, **given) as second,
+    ):
+        logs["p1"].append(10)
+        await until(lambda: len(first.owning.held) == 4 and len(second.owning.foreign) == 4)
+        assert await command(tmp_path, "p1", command="pause", application="old", shard=1) == ["old/1"]
+        assert await command(tmp_path, "p1", command="move", application="old", to="p1") != "bad-request"
+        held = dict(first.owning.held)
+        assert await command(tmp_path, "p2", command="remove", application="old") == "bad-request"
+        await first.owning.look()
+        assert first.owning.held == held
+        first.configure(replace(first.settings, applications=without))
+        await until(lambda: len(first.owning.held) == 2)
+        await first.owning.look()  # it says so
+        assert await command(tmp_path, "p2", command="remove", application="old") == ["old/0", "old/1"]
+        seen = second.owning.peers.read()
+        assert {flow.application for flow in seen.records} == {"watch"}
+        assert not [name for name in seen.notes if "old" in name], "if it comes back, it is neither paused nor moved"
+
+
+def test_who_owns_flows_and_lives_has_the_application_though_it_does_not_say_so(tmp_path: Path) -> None:
+    """As one of an earlier version."""
+    store = SqliteDatamarkers(tmp_path / "datamarkers", "numbers")
+    flow, peers = FlowName("old", 0), Peers(store, "p2", 8.0, 5.0)
+    store.beat("publisher:p1", b"{}")
+    assert store.take([Claim(flow, 0)], "p1") == {flow: 1}
+    peers.beat(b"{}")
+    peers.observe(peers.read(), 0.0)
+    assert peers.having("old", store.records()) == ["p1"]
+    assert peers.having("other", store.records()) == []
+    for now_s in (4.0, 8.0):
+        peers.beat(b"{}")
+        peers.observe(peers.read(), now_s)
+    assert peers.having("old", store.records()) == [], "it is dead"
+    store.beat("publisher:p1", b"{}")
+    peers.observe(peers.read(), 9.0)
+    assert peers.having("old", store.records()) == ["p1"]
+    store.release([flow], "p1")
+    assert peers.having("old", store.records()) == []
+    store.close()
+
+
+async def test_a_publisher_that_was_added_after_a_move_goes_on_when_the_others_are_gone(tmp_path: Path, logs: dict[str, NumberLog]) -> None:
+    watching = Watching(2)
+    async with publisher(tmp_path, logs, "p2") as second:
+        logs["p2"].append(10)
+        await until(lambda: len(second.owning.held) == 2)
+        assert (await command(tmp_path, "p2", command="move", application="watch", to="p2"))["order"] == ["p2", "p1"]
+    peers = (*PEERS, Peer("p3"))
+    async with (
+        publishing(tmp_path, logs["p1"], 2, "p3", peers=peers, takeover_s=0.6) as third,
+        Subscriber("watch", KEY, [third.address], watching, "m1", reconnect_s_max=0.1),
+    ):
+        await until(lambda: len(third.owning.held) == 2 and watching.has_all(10))
+    assert watching.skipped == []
+
+
 async def test_coordinated_evens_out_over_all_publishers_of_an_application(tmp_path: Path, logs: dict[str, NumberLog]) -> None:
     """Three shards at each of two publishers, for two processes: three for each, and not two of each publisher's for the same one."""
     shards = 6
@@ -190,13 +255,14 @@ async def test_coordinated_evens_out_over_all_publishers_of_an_application(tmp_p
 
 def test_what_publishers_say_of_themselves_is_read_back_and_what_nobody_understands_is_left_out() -> None:
     reach, placed = Reach(Position(1, 7, 3), 2), {"search": {0: "m1", 1: "m2", 5: "m1"}, "other": {0: "m1"}}
-    assert reach_from(about_of(reach, placed)) == reach
-    assert elsewhere_of([about_of(None, placed), about_of(reach, {"search": {9: "m3"}})]) == {
+    assert reach_from(about_of(reach, placed, [])) == reach
+    assert applications_of(about_of(None, placed, ["search", "other"])) == {"search", "other"}
+    assert elsewhere_of([about_of(None, placed, []), about_of(reach, {"search": {9: "m3"}}, [])]) == {
         "search": {0: "m1", 1: "m2", 5: "m1", 9: "m3"}, "other": {0: "m1"},
     }  # fmt: skip
     many = {"search": dict.fromkeys(range(PLACED_MAX + 1), "m1")}
-    assert elsewhere_of([about_of(reach, many)]) == {}
-    assert reach_from(about_of(None, many)) is None
+    assert elsewhere_of([about_of(reach, many, [])]) == {}
+    assert reach_from(about_of(None, many, [])) is None
     for nonsense in (
         b"",
         b"null",
@@ -207,4 +273,5 @@ def test_what_publishers_say_of_themselves_is_read_back_and_what_nobody_understa
         b'{"placed": {"a": 1}}',
     ):
         assert reach_from(nonsense) is None
-        assert elsewhere_of([nonsense, about_of(None, placed)]) == placed
+        assert elsewhere_of([nonsense, about_of(None, placed, [])]) == placed
+        assert applications_of(nonsense) == set()

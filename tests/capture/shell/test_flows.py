@@ -415,7 +415,9 @@ async def test_a_process_that_connects_twice_has_its_flows_once(tmp_path: Path, 
             assert len(publisher.placing.connections) == 1
 
 
-async def test_a_subscriber_refuses_a_publisher_that_was_succeeded(tmp_path: Path, log: NumberLog) -> None:
+async def test_a_subscriber_refuses_a_publisher_that_was_succeeded(
+    tmp_path: Path, log: NumberLog, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its epoch is older than that of the publisher which the subscriber has already heard."""
     log.append(100)
     other = tmp_path / "other"
@@ -432,6 +434,7 @@ async def test_a_subscriber_refuses_a_publisher_that_was_succeeded(tmp_path: Pat
         assert new.core.flows()
     store.close()
     assert watching.notices == []
+    assert caplog.text.count("restart this process") == 1, "it says so, once"
 
 
 async def test_many_flows_share_the_memory_and_all_come_through(tmp_path: Path, log: NumberLog) -> None:

@@ -89,13 +89,20 @@ def test_a_flow_prefers_the_publisher_of_its_region() -> None:
     assert order_of(peers, "south") == ("p2", "p3", "p1")
 
 
+def test_a_publisher_that_an_operator_has_named_comes_first_and_none_is_left_out() -> None:
+    peers = (Peer("p1", "north"), Peer("p2", "south"), Peer("p3", "south"), Peer("p4", "south"))
+    assert order_of(peers, "south", ("p3", "p1", "p2")) == ("p3", "p1", "p2", "p4"), "p4 came after the move"
+    assert order_of(peers, "", ("p9", "p2")) == ("p9", "p2", "p1", "p3", "p4"), "p9 is gone since"
+
+
 def test_a_member_lives_while_its_counter_moves_on_the_observers_clock() -> None:
     seen, both = Liveness("p2", takeover_s=10, steady_s=5), {"p1", "p2"}
     seen.observe({"p1": 1, "p2": 1}, both, 100.0)
     assert seen.live == {"p1", "p2"}, "whoever comes up waits for the others as long as everybody does"
     assert seen.steady == set()
-    seen.observe({"p1": 1, "p2": 2}, both, 109.0)
-    assert seen.live == {"p1", "p2"}
+    for second in range(101, 110):
+        seen.observe({"p1": 1, "p2": 2}, both, float(second))
+        assert seen.live == {"p1", "p2"}
     seen.observe({"p1": 1, "p2": 3}, both, 110.0)
     assert seen.live == {"p2"}
     seen.observe({"p1": 2, "p2": 4}, both, 200.0)
@@ -106,6 +113,27 @@ def test_a_member_lives_while_its_counter_moves_on_the_observers_clock() -> None
     assert seen.steady == {"p1", "p2"}
     seen.observe({}, both, 206.0)
     assert seen.live == {"p2"}, "it left"
+
+
+def test_a_member_that_is_met_again_at_the_same_number_is_not_dead_before_it_was_seen_to_stand_still() -> None:
+    """It left and began anew at 1, and we, who did not reach the place meanwhile, come back when it is as far as it was."""
+    seen, both = Liveness("p2", takeover_s=8, steady_s=2), {"p1", "p2"}
+    for second in range(1, 10):
+        seen.observe({"p1": second, "p2": second}, both, float(second))
+    assert seen.steady == {"p1", "p2"}
+    seen.observe({"p1": 9, "p2": 10}, both, 100.0)
+    assert seen.live == {"p1", "p2"}
+    assert seen.steady == set(), "nothing goes to one that may be dead"
+    for second in range(1, 4):
+        seen.observe({"p1": 9 + second, "p2": 10 + second}, both, 100.0 + second)
+    assert seen.steady == {"p1", "p2"}
+
+
+def test_a_member_that_stands_still_is_found_dead_though_we_look_seldom() -> None:
+    seen, both = Liveness("p2", takeover_s=8, steady_s=2), {"p1", "p2"}
+    for second, live in (0, both), (100, both), (200, {"p2"}), (300, {"p2"}):
+        seen.observe({"p1": 9, "p2": second}, both, float(second))
+        assert seen.live == live, second
 
 
 def test_a_member_that_cannot_read_lives_and_is_steady_only_a_while_after_it_can_again() -> None:

@@ -99,8 +99,15 @@ class Service:
 
     def kill(self, name: str = "p1") -> None:
         """With -9."""
+        self._end(name, signal.SIGKILL)
+
+    def stop(self, name: str = "p1") -> None:
+        """Its flows are closed and released."""
+        self._end(name, signal.SIGTERM)
+
+    def _end(self, name: str, how: signal.Signals) -> None:
         process = self._processes.pop(name)
-        process.kill()
+        process.send_signal(how)
         process.wait(10)
         assert process.stdout is not None
         process.stdout.close()

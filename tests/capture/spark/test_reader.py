@@ -187,6 +187,24 @@ def test_prefetching_stops_at_two_batches_and_a_repeated_batch_finds_room_nevert
     assert micro.ids() == every(service)
 
 
+def test_flows_that_are_closed_while_there_is_no_room_lose_nothing(service: Service, micro: Micro) -> None:
+    """A clean restart of the publisher, in the middle of a backlog: what waits for room is dropped, and must come again."""
+    micro.options |= {"maxUpdatesPerBatch": "50", "maxBytesPerBatch": "1000000"}
+    service.write(2_000, text="x" * 2_000)
+    micro.until(lambda: micro.done == 1)
+    flows = micro.start()._flows
+    assert flows is not None
+    receiving = flows.receiving
+    deadline_s = time.monotonic() + 10
+    while not all(flow.held_bytes for flow in list(receiving._subscriber._flows.values())):
+        assert time.monotonic() < deadline_s, "every flow has something that waits"
+        time.sleep(0.01)
+    service.stop()
+    service.start()
+    micro.until(lambda: len(micro.rows()) >= service.written)
+    assert micro.ids() == every(service)
+
+
 def test_a_shard_without_updates_lets_go_of_the_log(service: Service, micro: Micro) -> None:
     """What the filter leaves out moves the datamarkers on, with an empty batch now and then."""
     micro.options |= {"application": "picky", "idleSeconds": "1"}

@@ -25,6 +25,7 @@ import pytest
 
 from roskva.capture.interface import Batch, Datastore, Reader
 from roskva.capture.positions import WHOLE, Position
+from roskva.capture.publisher.status import lag_bytes
 from roskva.capture.updates import Change, Operation, Value
 from roskva.errors import DatastoreUnavailable, LogCut, WrongHistory
 
@@ -324,8 +325,10 @@ class DatastoreContract:
             store.confirm(position)
             contracted.commit(rows[3:])
             assert rest_after(contracted, store, position, 3) == rows[2:]
-            behind = store.retained().bytes_behind
-            assert behind is None or behind > 0
+            retained = store.retained()
+            assert retained.bytes_behind is None or retained.bytes_behind > 0
+            confirmed = retained.oldest if retained.confirmed is None else retained.confirmed
+            assert lag_bytes(confirmed, retained) == retained.bytes_behind
 
     def test_what_was_cut_is_a_loss_with_a_place_to_go_on_from(self, contracted: Contracted) -> None:
         lost, kept = fresh(4), fresh(2)

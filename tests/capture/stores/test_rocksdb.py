@@ -14,11 +14,13 @@ import pytest
 
 from roskva.capture.interface import Datastore
 from roskva.capture.positions import BEGINNING, Position
+from roskva.capture.publisher.status import lag_bytes
 from roskva.capture.stores import rocksdb_wal
 from roskva.capture.stores.rocksdb import RocksDBDatastore
 from roskva.capture.stores.rocksdb_files import Logs, read_manifest
 from roskva.capture.stores.rocksdb_library import RocksDB, library_path
 from roskva.capture.updates import Change, Operation, Value
+from roskva.capture.watching import share_of_kept
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
 from tests.capture.stores.contract import Contracted, DatastoreContract, Row
 
@@ -416,6 +418,26 @@ def test_how_much_is_behind_shrinks_as_it_is_confirmed(database: RocksDB, store:
     assert behind[1] is not None
     assert behind[0] > behind[1] > 200_000
     assert behind[2] == 0
+
+
+def test_a_log_that_is_dropped_by_age_is_all_that_is_kept_once_some_of_it_was(
+    database: RocksDB, store: RocksDBDatastore, tmp_path: Path
+) -> None:
+    """So that a flow near its beginning is alarmed of, which no size of a disk would do."""
+    for number in range(4):
+        database.put(b"%d" % number, b"v" * 10_000)
+        database.flush()
+    store.confirm(Position(0, 2))
+    assert store.retained().bytes_max is None, "it grows still"
+    logs = Logs(tmp_path / "source")
+    (tmp_path / "source" / "archive" / f"{logs.numbers()[0]:06d}.log").unlink()
+    retained = store.retained()
+    assert (retained.oldest, retained.confirmed) == (Position(0, 1), Position(0, 2))
+    assert retained.bytes_max == retained.bytes_kept
+    share = share_of_kept(lag_bytes(Position(0, 1), retained), retained.bytes_max, 1 << 40)
+    assert share is not None
+    assert share > 0.99
+    assert lag_bytes(Position(0, 2), retained) == retained.bytes_behind
 
 
 def piece(kind: int, content: bytes) -> bytes:

@@ -10,11 +10,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+# The packages, so that a mutant of one of their modules finds them whole.
+import roskva.capture.publisher
+import roskva.capture.spark
+import roskva.capture.stores.mariadb
+import roskva.capture.subscriber  # noqa: F401
+
 SOURCE: Final = Path(__file__).parents[3] / "src"
 # What is loaded anew around a mutant: the core and the world. Everything else is shared, so that positions and names stay what they are.
 _ANEW: Final = (
     *(f"roskva.capture.{name}" for name in ("limits", "flows", "actions", "caravans", "policies", "convoy", "core")),
-    *(f"roskva.simulation.capture{name}" for name in ("", "_checkers", "_knobs", "_log", "_publishers", "_subscribers")),
+    *(f"roskva.capture.stores.mariadb.{name}" for name in ("forks", "witness")),
+    *(f"roskva.capture.{name}" for name in ("ownership", "spark.buffers", "spark.receiving")),
+    *(f"roskva.capture.publisher.{name}" for name in ("placing", "storing", "peers", "beginning", "owning", "control", "server")),
+    *(f"roskva.capture.subscriber.{name}" for name in ("flow", "connection", "service")),
+    *(f"roskva.simulation.capture{name}" for name in ("", "_checkers", "_forks", "_knobs", "_log", "_publishers", "_subscribers")),
+    *(f"roskva.simulation.capture_shell{name}" for name in ("", "_knobs", "_publishers", "_subscribers")),
 )
 
 
@@ -25,6 +36,7 @@ class Mutant(NamedTuple):
     new: str
     promise: str
     seed: int  # that catches it
+    world: str = "capture"  # in roskva.simulation
 
 
 MUTANTS: Final = (
@@ -180,6 +192,114 @@ MUTANTS: Final = (
         "invariant",
         8,
     ),
+    Mutant(
+        "a log that went on without what was read is taken for one that is behind",
+        "stores.mariadb.forks",
+        "        return Fork(known.history + 1, after, one.server, min(on)[1]) if on else None\n",
+        "        return None\n",
+        "at least once",
+        3,
+        "capture_forks",
+    ),
+    Mutant(
+        "what was read is kept by nobody",
+        "stores.mariadb.witness",
+        "after == known or self.memory.swap(kept, kept_of(after))",
+        "True",
+        "at least once",
+        3,
+        "capture_forks",
+    ),
+    Mutant(
+        "whoever is before a fork with its datamarker is not told",
+        "stores.mariadb.forks",
+        "(position.sequence if position.index != WHOLE else position.sequence + 1) <= after:",
+        "position.sequence <= after + 1:",
+        "at least once",
+        1738,
+        "capture_forks",
+    ),
+    Mutant(
+        "a replica that is ahead of its primary begins a history",
+        "stores.mariadb.witness",
+        "(follows() and self._is_broken(server, fork, known))",
+        "False",
+        "kept",
+        79,
+        "capture_forks",
+    ),
+    Mutant(
+        "a flow that moves is opened elsewhere before it is closed",
+        "publisher.placing",
+        "            self._close(flow, MOVING, None, now_s)\n        else:\n            self._attach(flow, members[member], now_s)\n",
+        "        self._attach(flow, members[member], now_s)\n",
+        "one at a time",
+        77,
+        "capture_shell",
+    ),
+    Mutant(
+        "an end of a stream of before counts as that of the present one",
+        "publisher.placing",
+        "        if self._streams.get(flow) == frame.flow:",
+        "        if True:",
+        "caught up",
+        491,
+        "capture_shell",
+    ),
+    Mutant(
+        "a flow begins while a callback of the one before it runs",
+        "subscriber.flow",
+        "            await previous.finished()\n",
+        "            pass\n",
+        "one at a time",
+        46,
+        "capture_shell",
+    ),
+    Mutant(
+        "a flow that is closed acknowledges all that had come with what its callback dealt with",
+        "subscriber.flow",
+        "                        self.processed = update.change.position\n                        return\n",
+        "                        break\n",
+        "at least once",
+        2,
+        "capture_shell",
+    ),
+    Mutant(
+        "what Spark had no room for counts as sent",
+        "spark.receiving",
+        "                self._dropped.add(shard)\n",
+        "",
+        "in order",
+        2,
+        "capture_shell",
+    ),
+    Mutant(
+        "a publisher is taken for dead before it gives up by itself",
+        "ownership",
+        "        return self._now_s - seen.moved_s < self.takeover_s\n",
+        "        return self._now_s - seen.moved_s < 0.5 * self.takeover_s\n",
+        "one owner",
+        10,
+        "capture_shell",
+    ),
+    Mutant(
+        "a peer that was not looked at for long is dead if it has its old number",
+        "ownership",
+        "UNSEEN_SHARE: Final = 0.5 ",
+        "UNSEEN_SHARE: Final = 1e9 ",
+        "one owner",
+        491,
+        "capture_shell",
+    ),
+    Mutant(
+        "other terms hold before the process that has the flow said Closed",
+        "publisher.owning",
+        "                self._placing.take_back(flow, OTHER_SETTINGS, partial(self._go_on, flow), now_s)\n",
+        "                self._go_on(flow)\n",
+        "one at a time",
+        29,
+        "capture_shell",
+    ),
 )
 
 
@@ -188,7 +308,7 @@ class DoesNotFit(Exception):
 
 
 def source_of(mutant: Mutant) -> str:
-    text = (SOURCE / "roskva" / "capture" / f"{mutant.module}.py").read_text()
+    text = (SOURCE / "roskva" / "capture" / f"{mutant.module.replace('.', '/')}.py").read_text()
     if text.count(mutant.old) != 1:
         raise DoesNotFit(f"{mutant.name}: {mutant.old!r} occurs {text.count(mutant.old)} times in {mutant.module}")
     return text.replace(mutant.old, mutant.new)
@@ -198,18 +318,31 @@ def source_of(mutant: Mutant) -> str:
 def world_of(mutant: Mutant | None) -> Iterator[tuple[Callable[[int], Any], type[Exception]]]:
     """`run` and `Broken` of a world whose core has this bug. The modules of the one without it are back afterwards."""
     kept = {name: sys.modules.pop(name) for name in _ANEW if name in sys.modules}
+    _forget_attributes()
     try:
         if mutant is not None:
             name = f"roskva.capture.{mutant.module}"
             module = sys.modules[name] = ModuleType(name)
             exec(compile(source_of(mutant), name, "exec"), module.__dict__)
-        world = importlib.import_module("roskva.simulation.capture")
+        world = importlib.import_module(f"roskva.simulation.{'capture' if mutant is None else mutant.world}")
         checkers = importlib.import_module("roskva.simulation.capture_checkers")
         yield world.run, checkers.Broken
     finally:
         for name in _ANEW:
             sys.modules.pop(name, None)
         sys.modules.update(kept)
+        _forget_attributes()
+        for name, loaded in kept.items():
+            package, _, child = name.rpartition(".")
+            setattr(sys.modules[package], child, loaded)
+
+
+def _forget_attributes() -> None:
+    """Of the packages: `from roskva.capture import actions` looks there first."""
+    for name in _ANEW:
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:
+            vars(sys.modules[package]).pop(child, None)
 
 
 def search(mutant: Mutant, seeds: range) -> tuple[int, str] | None:

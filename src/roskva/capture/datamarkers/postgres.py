@@ -210,6 +210,17 @@ class PostgresDatamarkers:
             else:
                 cursor.execute("DELETE FROM roskva_notes WHERE name = %s", (name,))
 
+    def swap(self, name: str, before: bytes, after: bytes) -> bool:
+        check_note(name, after)
+        with self._transaction() as cursor:
+            if not before:
+                cursor.execute("INSERT INTO roskva_notes SELECT %s, %s WHERE %s ON CONFLICT DO NOTHING", (name, after, bool(after)))
+            elif after:
+                cursor.execute("UPDATE roskva_notes SET value = %s WHERE name = %s AND value = %s", (after, name, before))
+            else:
+                cursor.execute("DELETE FROM roskva_notes WHERE name = %s AND value = %s", (name, before))
+            return bool(cursor.rowcount)
+
     def notes(self) -> Mapping[str, bytes]:
         with self._transaction() as cursor:
             cursor.execute("SELECT name, value FROM roskva_notes WHERE left(name, 1) <> '#'")

@@ -138,10 +138,16 @@ class SqliteDatamarkers:
     def note(self, name: str, value: bytes) -> None:
         check_note(name, value)
         with self._transaction() as connection:
-            if value:
-                connection.execute("INSERT INTO notes VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (name, value))
-            else:
-                connection.execute("DELETE FROM notes WHERE name = ?", (name,))
+            _note(connection, name, value)
+
+    def swap(self, name: str, before: bytes, after: bytes) -> bool:
+        check_note(name, after)
+        with self._transaction() as connection:
+            found = connection.execute("SELECT value FROM notes WHERE name = ?", (name,)).fetchone()
+            if (b"" if found is None else found[0]) != before:
+                return False
+            _note(connection, name, after)
+        return True
 
     def notes(self) -> Mapping[str, bytes]:
         with self._call() as connection:
@@ -170,3 +176,10 @@ class SqliteDatamarkers:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+
+def _note(connection: sqlite3.Connection, name: str, value: bytes) -> None:
+    if value:
+        connection.execute("INSERT INTO notes VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (name, value))
+    else:
+        connection.execute("DELETE FROM notes WHERE name = ?", (name,))

@@ -1,6 +1,7 @@
-"""What a publisher says of itself beside its counter, for its peers: what of the log it can read, and which processes have its flows. Pure.
+"""What a publisher says of itself beside its counter, for its peers: what of the log it can read, which applications it has settings of,
+and which processes have its flows. Pure.
 
-    {"oldest": "1/4711", "history": 1, "placed": {"search": {"worker-1:99": [0, 2], "worker-2:98": [1]}}}
+    {"oldest": "1/4711", "history": 1, "applications": ["search"], "placed": {"search": {"worker-1:99": [0, 2], "worker-2:98": [1]}}}
 
 Without `oldest` it can read nothing. What nobody understands says nothing: peers may be of another version.
 """
@@ -18,11 +19,12 @@ from roskva.errors import BadRequest
 PLACED_MAX: Final = 4096  # flows whose processes are told; with more, each publisher spreads its own evenly
 
 
-def about_of(reach: Reach | None, placed: Mapping[str, Mapping[int, str]]) -> bytes:
+def about_of(reach: Reach | None, placed: Mapping[str, Mapping[int, str]], applications: Iterable[str]) -> bytes:
     """`placed`: of each application, which process has which of its flows."""
     said: dict[str, object] = {} if reach is None else {"oldest": str(reach.oldest), "history": reach.history}
     if sum(map(len, placed.values())) <= PLACED_MAX:
         said["placed"] = {application: _by_member(flows) for application, flows in placed.items()}
+    said["applications"] = sorted(applications)
     return json.dumps(said).encode()
 
 
@@ -53,3 +55,11 @@ def elsewhere_of(abouts: Iterable[bytes]) -> dict[str, dict[int, str]]:
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return found
+
+
+def applications_of(about: bytes) -> frozenset[str]:
+    """Those among its settings; none, if it says what nobody understands."""
+    try:
+        return frozenset(map(str, json.loads(about)["applications"]))
+    except (ValueError, TypeError, KeyError):
+        return frozenset()

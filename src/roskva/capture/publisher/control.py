@@ -8,6 +8,7 @@ A request is one line of JSON, {"command": NAME, ...}; the answer is one line, {
     pause      application, shard, why      nothing is sent until resume, also after a restart or by another publisher
     resume     application, shard
     rewind     application, shard, to       "oldest", "end", a position such as "1/4711", or a time in seconds since 1970
+    ahead      application, shard, to       where that is, and which flows a rewind would take forward; changes nothing
     move       application, to              all its flows go to this publisher as soon as it lives; "" is what the settings say
     reassign   application, shard, member   to another process of the application
     remove     application                  forget its flows; it must not be among the settings any more
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import position_from_text
-from roskva.capture.publisher.owning import ORDER, PAUSED
+from roskva.capture.publisher.notes import ORDER, PAUSED
 from roskva.capture.publisher.settings import Start
 from roskva.capture.publisher.status import flow_status
 from roskva.errors import BadRequest, InvalidSetting, RoskvaError, UnknownApplication
@@ -52,6 +53,7 @@ class Control:
             "pause": self._pause,
             "resume": self._resume,
             "rewind": self._rewind,
+            "ahead": self._ahead,
             "move": self._move,
             "reassign": self._reassign,
             "remove": self._remove,
@@ -138,6 +140,13 @@ class Control:
         position = await self._publisher.owning.rewind(flows, to)
         return {str(flow): str(position) for flow in flows}
 
+    async def _ahead(self, request: dict[str, Any]) -> Any:
+        to = _start(request.get("to"))
+        flows = self._owned(request)
+        position = await self._publisher.owning.find(to)
+        datamarkers = {status.flow: status.datamarker for status in self._publisher.core.flows()}
+        return {"to": str(position), "flows": [str(flow) for flow in flows if datamarkers.get(flow, position) < position]}
+
     async def _move(self, request: dict[str, Any]) -> Any:
         application, to = _text(request, "application"), _text(request, "to")
         settings = self._publisher.settings
@@ -153,18 +162,24 @@ class Control:
     async def _reassign(self, request: dict[str, Any]) -> Any:
         now_s = asyncio.get_running_loop().time()
         member = str(request.get("member") or "")
-        return [str(flow) for flow in self._owned(request) if self._publisher.placing.reassign(flow, member, now_s)]
+        flows = self._owned(request)
+        application = flows[0].application
+        connected = self._publisher.placing.members(application)
+        those = f"Connected of {application!r}: {', '.join(connected) or 'none'}."
+        if member and member not in connected:
+            raise BadRequest(f"The process {member!r} is not connected to this publisher. {those}")
+        if not member and len(connected) < 2:
+            raise BadRequest(f"There is no other process that flows could go to. {those}")
+        return [str(flow) for flow in flows if self._publisher.placing.reassign(flow, member, now_s)]
 
     async def _remove(self, request: dict[str, Any]) -> Any:
         application = _text(request, "application")
         if application in self._publisher.settings.applications:
             raise BadRequest(f"The application {application!r} is among the settings: take it out of them first.")
-        owning = self._publisher.owning
-        flows = [flow for flow in {*owning.held, *owning.foreign} if flow.application == application]
+        flows = await self._publisher.owning.forget(application)
         if not flows:
             raise UnknownApplication(application)
-        await owning.forget(flows)
-        return [str(flow) for flow in sorted(flows)]
+        return [str(flow) for flow in flows]
 
     async def _set(self, request: dict[str, Any]) -> Any:
         known = {field.name: field.type for field in fields(Limits)}

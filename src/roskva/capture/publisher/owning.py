@@ -1,49 +1,44 @@
-"""Which flows this publisher owns, and their datamarkers (Wormhole 3.3.1, 3.3.2).
+"""Which flows this publisher owns (Wormhole 3.3.1, 3.3.2).
 
 A round, every `beat_s`: show that we live and what of the log we can read, look who else does and what is written of every flow, and do
-what `decide` (ownership.py) says.
-Datamarkers that were acknowledged while the last ones were being written go together in the next write. All that blocks runs in one thread
-of its own. A publisher with peers that cannot reach the datamarkers for longer than its peers wait for it drops its flows: another one has
-them by then.
+what `decide` (ownership.py) says. All that blocks runs in one thread of its own; what may take long, in another. A publisher with peers
+that cannot reach the datamarkers for longer than its peers wait for it drops its flows: another one has them by then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, TypeVar
 
-from roskva.capture.actions import Action, Store
+from roskva.capture.actions import Action
 from roskva.capture.core import Core
-from roskva.capture.datamarkers import Beat, Claim, Datamarkers, Mark
+from roskva.capture.datamarkers import Claim, Datamarkers
 from roskva.capture.interface import Datastore
-from roskva.capture.ownership import Duty, FlowName, Liveness, Reach, Record, decide, fit_for, order_of
+from roskva.capture.ownership import Duty, FlowName, Reach, Record, decide, fit_for, order_of
 from roskva.capture.positions import Position
-from roskva.capture.publisher.about import about_of, elsewhere_of, reach_from
+from roskva.capture.publisher.about import about_of, elsewhere_of
+from roskva.capture.publisher.beginning import beginnings, position_in
+from roskva.capture.publisher.notes import notes_of, order_noted, paused_of
+from roskva.capture.publisher.peers import Peers, Seen
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.settings import PublisherSettings, Start
-from roskva.errors import BadRequest, LogCut, RoskvaError
+from roskva.capture.publisher.storing import Storing
+from roskva.errors import BadRequest, RoskvaError
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.5
 LEASE_SHARE: Final = 0.7  # of takeover_s, after which a publisher that cannot beat stops by itself
-PUBLISHER: Final = "publisher:"  # members that are publishers
-ORDER: Final = "order:"  # a note: the publishers of an application, the first first
-PAUSED: Final = "paused:"  # a note: why a flow is paused
+# Why a flow is closed:
+HANDED_OVER: Final = "the flow goes to another publisher"
+REWOUND: Final = "an operator rewinds the flow"
+OTHER_SETTINGS: Final = "its application has other settings"
 
 Answer = TypeVar("Answer")
-
-
-class Seen(NamedTuple):
-    members: dict[str, Beat]
-    records: dict[FlowName, Record]
-    notes: Mapping[str, bytes]
 
 
 class Owning:
@@ -61,27 +56,30 @@ class Owning:
         self.settings = settings
         self.held: dict[FlowName, int] = {}  # the epoch
         self.foreign: dict[FlowName, Record] = {}  # what is written, and not ours
-        self.problem: RoskvaError | None = None
+        self._problem: RoskvaError | None = None  # with the place of the datamarkers
+        self._unbegun: dict[str, RoskvaError] = {}  # applications whose flows cannot begin, and why
         self._core = core
         self._store = store
         self._datastore = datastore
         self._placing = placing
         self._perform = perform
         self._reach = reach
-        self._liveness = Liveness(PUBLISHER + settings.name, settings.takeover_s, settings.steady_s)
+        self.peers = Peers(store, settings.name, settings.takeover_s, settings.steady_s)
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "datamarkers")
-        self._pending: dict[FlowName, tuple[Position, int]] = {}
-        self._writing = asyncio.Lock()
+        self.storing = Storing(core, store, datastore, self._thread, perform, self._lost)
         self._round = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._more = asyncio.Event()
         self._handing: set[FlowName] = set()
         self._drained: set[FlowName] = set()
         self._releasing: asyncio.Task[None] | None = None
         self._fewer = asyncio.Event()
         self._beaten_s = self._loop.time()
         self.stopping = False
+
+    @property
+    def problems(self) -> list[RoskvaError]:
+        return [problem for problem in (self._problem, self.storing.problem, *self._unbegun.values()) if problem is not None]
 
     async def _blocking(self, call: Callable[[], Answer]) -> Answer:
         return await self._loop.run_in_executor(self._thread, call)
@@ -92,59 +90,25 @@ class Owning:
         while not (await asyncio.wait([work], timeout=self.settings.beat_s))[0]:
             began_s, about = self._loop.time(), self._about()
             with suppress(RoskvaError):  # the next round says so
-                await self._blocking(partial(self._store.beat, PUBLISHER + self.settings.name, about))
+                await self._blocking(partial(self.peers.beat, about))
                 self._beaten_s = began_s
         return work.result()
 
     def _about(self) -> bytes:
-        return about_of(self._reach(), self._placing.placed() if len(self.settings.peers) > 1 else {})
+        if len(self.settings.peers) < 2:
+            return about_of(self._reach(), {}, [])
+        return about_of(self._reach(), self._placing.placed(), self.settings.applications)
 
-    # Datamarkers.
-
-    def store(self, action: Store) -> None:
-        self._pending[action.flow] = (action.position, action.epoch)
-        self._more.set()
-
-    async def write_for_ever(self) -> None:
-        while True:
-            await self._more.wait()
-            try:
-                await self.write()
-            except RoskvaError as error:
-                self.problem = error
-                log.warning("Datamarkers are not stored, which is tried again: %s", error)
-                await asyncio.sleep(RETRY_S)
-
-    async def write(self) -> None:
-        """All that is to be stored."""
-        async with self._writing:
-            self._more.clear()  # also if what waited here was dropped in the meantime: there is nothing to wake up for
-            while self._pending:
-                batch, self._pending = self._pending, {}
-                marks = [Mark(flow, position, epoch) for flow, (position, epoch) in batch.items()]
-                try:
-                    refused = set(await self._blocking(partial(self._store.store, marks)))
-                except BaseException:
-                    self._pending = batch | self._pending
-                    self._more.set()
-                    raise
-                self.problem = None
-                for flow, position, epoch in marks:
-                    if flow in refused:
-                        self._lost(flow, epoch)
-                    else:
-                        self._perform(self._core.stored(flow, position, epoch))
+    # Ownership.
 
     def _lost(self, flow: FlowName, epoch: int) -> None:
         """Another one owns it."""
         if self.held.get(flow) == epoch:
             log.warning("The flow %s has another owner now.", flow)
             self._no_longer_hold(flow)
-            self._pending.pop(flow, None)
+            self.storing.drop(flow)
             self._perform(self._core.fenced(flow, epoch))
             self._placing.disowned(flow)
-
-    # Ownership.
 
     def look_soon(self) -> None:
         self._wake.set()
@@ -153,9 +117,9 @@ class Owning:
         while True:
             try:
                 await self.look()
-                self.problem = None
+                self._problem = None
             except RoskvaError as error:
-                self.problem = error
+                self._problem = error
                 log.warning("The place of the datamarkers does not answer, which is tried again: %s", error)
             try:
                 async with asyncio.timeout(self.settings.beat_s):
@@ -175,36 +139,23 @@ class Owning:
         about = self._about()
         seen = await self._blocking(lambda: self._see(about))
         self._beaten_s = began_s
-        publishers = {name: beat for name, beat in seen.members.items() if name.startswith(PUBLISHER)}
-        reaches = {name: reach for name, beat in publishers.items() if (reach := reach_from(beat.about)) is not None}
-        self._liveness.observe({name: beat.counter for name, beat in publishers.items()}, reaches, self._loop.time())
-        me = PUBLISHER + self.settings.name
-        self._placing.elsewhere = elsewhere_of(
-            [publishers[name].about for name in self._liveness.live if name in publishers and name != me]
-        )
+        self.peers.observe(seen, self._loop.time())
+        self._placing.elsewhere = elsewhere_of(self.peers.others.values())
         self._watch(seen.records)
         if self.stopping:
             return
-        self._pause({flow: why.decode() for flow in seen.records if (why := seen.notes.get(f"{PAUSED}{flow}")) is not None})
-        claims, releases = self._decide(seen, reaches)
+        self._placing.pause_only(paused_of(seen.notes, seen.records))
+        claims, releases = self._decide(seen)
         if releases:
             await self._blocking(lambda: self._store.release(releases, self.settings.name))
-        if claims:
-            won = await self._blocking(lambda: self._store.take(claims, self.settings.name))
-            for flow, epoch in won.items():
-                await self._begin(flow, epoch, seen.records.get(flow))
-
-    def _pause(self, paused: Mapping[FlowName, str]) -> None:
-        """By the notes, which an operator may have left at another publisher."""
-        before = self._placing.paused
-        for flow in before.keys() - paused.keys():
-            self._placing.resume(flow)
-        for flow in paused.keys() - before.keys():
-            self._placing.pause(flow, paused[flow])
+        marked = {flow: record.datamarker for flow, record in seen.records.items() if record.datamarker is not None}
+        await self._take([claim for claim in claims if claim.flow in marked], marked, True)
+        await self._take_first([claim for claim in claims if claim.flow not in marked])
 
     def _see(self, about: bytes) -> Seen:
-        self._store.beat(PUBLISHER + self.settings.name, about)
-        return Seen(self._store.members(), self._store.records(), self._store.notes())
+        self.peers.beat(about)
+        self.storing.keep()
+        return self.peers.read()
 
     def _watch(self, records: Mapping[FlowName, Record]) -> None:
         """The log is kept for flows of others, too: we may have to go on with them."""
@@ -215,18 +166,15 @@ class Owning:
             if record.datamarker is not None:
                 self._core.watch(flow, record.datamarker)
 
-    def _decide(self, seen: Seen, reaches: Mapping[str, Reach]) -> tuple[list[Claim], list[FlowName]]:
+    def _decide(self, seen: Seen) -> tuple[list[Claim], list[FlowName]]:
         """What to take, and what to release that is not held. What else there is to do is begun."""
-        live = {name.removeprefix(PUBLISHER) for name in self._liveness.live}
-        able = {name.removeprefix(PUBLISHER): reaches[name] for name in self._liveness.able}
-        steady = {name.removeprefix(PUBLISHER) for name in self._liveness.steady}
+        live, able, steady = self.peers.live, self.peers.able, self.peers.steady
         claims, releases = [], []
         for application, settings in self.settings.applications.items():
-            note = seen.notes.get(ORDER + application)
-            noted = tuple(json.loads(note)) if note else ()
+            noted = order_noted(seen.notes, application)
             for shard in range(self.settings.shards.shards):
                 flow = FlowName(application, shard)
-                order = noted or order_of(self.settings.peers, settings.regions.get(shard, ""))
+                order = order_of(self.settings.peers, settings.regions.get(shard, ""), noted)
                 record = seen.records.get(flow)
                 me, held = self.settings.name, self.held.get(flow, 0)
                 duty = decide(me, held, record, order or (me,), live, fit_for(record, able), steady)
@@ -240,39 +188,42 @@ class Owning:
                     self.hand_over(flow)
         return claims, releases
 
-    async def _begin(self, flow: FlowName, epoch: int, record: Record | None) -> None:
-        settings = self.settings.applications.get(flow.application)
-        if settings is None:
-            return
-        datamarker = None if record is None else record.datamarker
-        if datamarker is not None:
-            actions = self._core.add(flow, settings.terms, datamarker, epoch, True, self._loop.time())
-        else:
-            position = await self._slow(lambda: self.position(settings.start))
-            actions = self._core.add(flow, settings.terms, position, epoch, False, self._loop.time())
-        self.held[flow] = epoch
-        self.foreign.pop(flow, None)
-        self._perform(actions)
-        self._placing.owned(flow, self._loop.time())
-
-    def position(self, start: Start) -> Position:
-        """Blocks."""
-        if isinstance(start, Position):
-            return start
-        if start == "end":
-            return self._datastore.retained().end
-        if start == "oldest":
-            return self._datastore.retained().oldest
+    async def _take_first(self, claims: Sequence[Claim]) -> None:
+        """Flows that have no datamarker yet are taken when it is known where they begin. Where that cannot be said, nobody owns them, and
+        the next round tries it again. All together: those that begin at the end let go of the log that others begin with.
+        """
+        begins, unbegun = await beginnings([claim.flow for claim in claims], self.settings.applications, self.find)
+        for application, problem in unbegun.items():
+            if str(problem) != str(self._unbegun.get(application)):
+                log.warning("%s", problem)
+        self._unbegun = unbegun
+        for flow, position in begins.items():
+            self._core.watch(flow, position)
         try:
-            return self._datastore.at_time(float(start))
-        except LogCut as error:
-            return cast(Position, error.oldest)  # it wished for more than there is
+            await self._take([claim for claim in claims if claim.flow in begins], begins, False)
+        finally:
+            for flow in begins.keys() - self.held.keys():
+                self._core.unwatch(flow)
+
+    async def _take(self, claims: Sequence[Claim], begins: Mapping[FlowName, Position], stored: bool) -> None:
+        """`stored`: `begins` are their datamarkers, and not only where they begin."""
+        if not claims or self.stopping:
+            return
+        won = await self._blocking(lambda: self._store.take(claims, self.settings.name))
+        for flow, epoch in won.items():
+            settings = self.settings.applications.get(flow.application)
+            if settings is not None:
+                actions = self._core.add(flow, settings.terms, begins[flow], epoch, stored, self._loop.time())
+                self.held[flow] = epoch
+                self.foreign.pop(flow, None)
+                self._perform(actions)
+                self._placing.owned(flow, self._loop.time())
 
     def hand_over(self, flow: FlowName) -> None:
         """Stop sending, wait for what is under way, store the datamarker, release."""
         if flow in self.held and flow not in self._handing:
             self._handing.add(flow)
-            self._placing.take_back(flow, lambda: self._no_process_has(flow), self._loop.time())
+            self._placing.take_back(flow, HANDED_OVER, lambda: self._no_process_has(flow), self._loop.time())
 
     def _no_process_has(self, flow: FlowName) -> None:
         self._drained.add(flow)
@@ -285,7 +236,7 @@ class Owning:
             async with self._round:  # so that no round, which has seen the flows as ours, takes them again
                 flows, self._drained = [flow for flow in self._drained if flow in self.held], set()
                 try:
-                    await self.write()
+                    await self.storing.write()
                     # From here on nothing of these flows is sent or stored by us, so that the next owner may go on.
                     self._stop(flows)
                     await self._blocking(partial(self._store.release, flows, self.settings.name))
@@ -317,6 +268,9 @@ class Owning:
 
     # Operators.
 
+    async def find(self, place: Start) -> Position:
+        return await self._slow(partial(position_in, self._datastore, place))
+
     async def rewind(self, flows: Sequence[FlowName], to: Start) -> Position:
         """The datamarker of all of them is this now. Raises BadRequest, and nothing is done, if one is not ours to rewind; and if some were
         lost meanwhile, which it names: the others are rewound.
@@ -324,7 +278,7 @@ class Owning:
         First the processes that have them finish what they have begun: two never work on one shard at a time. Whoever asked may go away
         meanwhile: it is done all the same.
         """
-        position = await self._slow(lambda: self.position(to))
+        position = await self.find(to)
         rewinding = self._loop.create_task(self._rewind(flows, position))
         rewinding.add_done_callback(_noted)
         await asyncio.shield(rewinding)
@@ -340,15 +294,14 @@ class Owning:
         finally:
             for flow in flows:
                 self._handing.discard(flow)
-                if flow in self.held:
-                    self._placing.owned(flow, self._loop.time())
+                self._go_on(flow)
         if lost:
             raise BadRequest(f"{', '.join(lost)} went to another publisher meanwhile: ask that one.")
 
     async def _taken_back(self, flow: FlowName) -> None:
         closed = asyncio.Event()
         self._handing.add(flow)
-        self._placing.take_back(flow, closed.set, self._loop.time())
+        self._placing.take_back(flow, REWOUND, closed.set, self._loop.time())
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * self.settings.close_s_max):
                 await closed.wait()
@@ -359,44 +312,64 @@ class Owning:
             return False
         epoch = await self._blocking(lambda: self._store.rewind(flow, self.settings.name, position))
         if epoch:
-            self._pending.pop(flow, None)
+            self.storing.drop(flow)
             self.held[flow] = epoch
             self._perform(self._core.rewind(flow, position, epoch))
         else:
             self._lost(flow, self.held[flow])
         return bool(epoch)
 
-    async def forget(self, flows: list[FlowName]) -> None:
+    async def forget(self, application: str) -> list[FlowName]:
+        """All flows of it, and what was noted of them. Raises BadRequest if another publisher has it: that one would begin anew with
+        flows of which nothing is known any more, and skip what they had not got to."""
         async with self._round:
+            seen = await self._blocking(self.peers.read)
+            flows = sorted(flow for flow in seen.records if flow.application == application)
+            self.peers.observe(seen, self._loop.time())
+            if having := self.peers.having(application, seen.records):
+                raise BadRequest(
+                    f"Other publishers that live have the application {application!r}, too: {', '.join(having)}. Take it out of"
+                    " the settings of each, restart it, and remove the application then; what is still a publisher's own, at that one."
+                )
             for flow in flows:
                 if flow in self.held:
                     self._no_longer_hold(flow)
-                    self._pending.pop(flow, None)
+                    self.storing.drop(flow)
                     self._perform(self._core.remove(flow))
                     self._placing.disowned(flow)
                 self.foreign.pop(flow, None)
                 self._core.unwatch(flow)
-            await self._blocking(lambda: self._store.forget(flows))
+            await self._blocking(partial(self._forget, flows, notes_of(seen.notes, application)))
+        return flows
+
+    def _forget(self, flows: Sequence[FlowName], notes: Sequence[str]) -> None:
+        """The notes first: as long as there are flows, whoever was interrupted can ask for the rest."""
+        for name in notes:
+            self._store.note(name, b"")
+        self._store.forget(flows)
 
     async def note(self, name: str, value: bytes) -> None:
         await self._blocking(lambda: self._store.note(name, value))
         self.look_soon()
 
     def configured(self, before: PublisherSettings, now_s: float) -> None:
-        """After `settings` was replaced: flows of applications that are gone are released, and the log is kept for them until an operator
-        removes them; flows whose terms changed begin anew from their datamarkers.
+        """After `settings` was replaced, as soon as no process has them: flows of applications that are gone are released, and the log is
+        kept for them until an operator removes them; flows whose terms changed begin anew from their datamarkers.
         """
-        flows = {status.flow: status for status in self._core.flows()}
-        for flow, epoch in list(self.held.items()):
-            settings = self.settings.applications.get(flow.application)
-            if settings is None:
-                self.hand_over(flow)
-            elif settings.terms != before.applications[flow.application].terms and flow not in self._handing:
-                stored = flows[flow].stored  # what was acknowledged since, and is not durable yet, comes again
-                begins = flows[flow].datamarker if stored is None else stored
-                self._perform(self._core.add(flow, settings.terms, begins, epoch, stored is not None, now_s))
-                self._placing.detached_by_core(flow, now_s)
+        for flow in list(self.held):
+            settings, known = self.settings.applications.get(flow.application), before.applications.get(flow.application)
+            if flow not in self._handing and (settings is None or known is None or settings.terms != known.terms):
+                self._placing.take_back(flow, OTHER_SETTINGS, partial(self._go_on, flow), now_s)
         self.look_soon()
+
+    def _go_on(self, flow: FlowName) -> None:
+        """No process has it, and what the settings say of it may have changed meanwhile."""
+        settings = self.settings.applications.get(flow.application)
+        if settings is None or self.stopping:
+            self.hand_over(flow)
+        elif flow in self.held:
+            self._perform(self._core.ask_anew(flow, settings.terms, self._loop.time()))
+            self._placing.owned(flow, self._loop.time())
 
     async def stop(self, wait_s: float) -> None:
         """Hand all flows over, to whoever comes; as long as that takes, but not longer than this."""
@@ -411,8 +384,8 @@ class Owning:
         except TimeoutError:
             log.warning("%d flows were not closed in time: what they were sent since their datamarkers comes again.", len(self.held))
         try:
-            await self.write()
-            await self._blocking(lambda: self._store.leave(PUBLISHER + self.settings.name))
+            await self.storing.write()
+            await self._blocking(self.peers.leave)
         except RoskvaError as error:
             log.warning("The publisher could not say that it leaves: %s", error)
         if self._releasing is not None:

@@ -62,10 +62,6 @@ class Placing:
     def owned(self, flow: FlowName, now_s: float) -> None:
         """The core has it, unattached."""
         self._owned.setdefault(flow.application, set()).add(flow.shard)
-        self.detached_by_core(flow, now_s)
-
-    def detached_by_core(self, flow: FlowName, now_s: float) -> None:
-        """The core ended its stream, and keeps the flow (other terms)."""
         self._forget(flow)
         self._perform(self._core.pause(flow, self.paused[flow]) if flow in self.paused else self._core.resume(flow))
         self.due(now_s)
@@ -80,18 +76,26 @@ class Placing:
         if flow not in self._closing:
             self._perform(self._core.resume(flow))
 
+    def pause_only(self, paused: Mapping[FlowName, str]) -> None:
+        """By the notes, which an operator may have left at another publisher."""
+        for flow in self.paused.keys() - paused.keys():
+            self.resume(flow)
+        for flow in paused.keys() - self.paused.keys():
+            self.pause(flow, paused[flow])
+
     def disowned(self, flow: FlowName) -> None:
         """The core does not have it any more, and has told its subscriber."""
         self._owned.get(flow.application, set()).discard(flow.shard)
         self._forget(flow)
 
-    def take_back(self, flow: FlowName, then: Callable[[], None], now_s: float) -> None:
-        """Close it, and call `then` when no process has it any more; it is not attached again."""
+    def take_back(self, flow: FlowName, why: str, then: Callable[[], None], now_s: float) -> None:
+        """Close it, and call `then` when no process has it any more, instead of what was to be called then before; it is not attached
+        again until it is `owned` again."""
         closing = self._closing.get(flow)
         if closing is not None:
             closing.then = then
         elif flow in self._attached:
-            self._close(flow, "the flow goes to another publisher", then, now_s)
+            self._close(flow, why, then, now_s)
         else:
             self._owned.get(flow.application, set()).discard(flow.shard)
             then()
@@ -107,6 +111,10 @@ class Placing:
 
     def where(self, flow: FlowName) -> SubscriberConnection | None:
         return self.connections.get(self._attached.get(flow, -1))
+
+    def members(self, application: str) -> list[str]:
+        """Its processes that are connected."""
+        return sorted({c.member for c in self.connections.values() if c.application == application and not c.closing})
 
     # What subscribers do.
 

@@ -1,7 +1,8 @@
 """A publisher: the core (core.py), performed (Wormhole 3). One per datastore host.
 
 Everything but reading and what blocks happens on one event loop: what readers bring, what subscribers say and what time does goes to the
-core, one call at a time, and what the core answers is done at once, in order, with one write per connection at the end.
+core, one call at a time, and what the core answers is done at once, in order, with one write per connection at the end. Long, since each
+of the core's actions has its few lines here, and what each does to the others is seen best in one place.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from roskva.capture import actions, wire
 from roskva.capture.core import Core
 from roskva.capture.datamarkers import Datamarkers
 from roskva.capture.flows import Routed
-from roskva.capture.interface import Datastore, Retained
+from roskva.capture.interface import Datastore, Remembering, Retained
 from roskva.capture.ownership import Reach
 from roskva.capture.positions import Position
 from roskva.capture.publisher.connection import HANDSHAKE_S, SubscriberConnection
 from roskva.capture.publisher.control import Control
+from roskva.capture.publisher.notes import SharedMemory
 from roskva.capture.publisher.owning import Owning
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.reading import Opening, Reading, Router, Routing
@@ -55,6 +57,7 @@ class Publisher:
         self.statistics = Statistics()
         self.address = settings.listen  # with the port, once it listens
         self.failed: asyncio.Future[None] | None = None  # done with an error if the publisher cannot go on
+        self.disk_free_bytes: Callable[[], int | None] = lambda: None  # of the disk that the datastore's log fills; None: nobody knows
         self._datastore = datastore
         self._opening = Opening(datastore)
         self._store = datamarkers
@@ -71,6 +74,8 @@ class Publisher:
         self._control: Control | None = None
         self._confirmable: Position | None = None
         self._confirmed: Position | None = None
+        self._prepared_s = time.monotonic()
+        self._unprepared: RoskvaError | None = None  # why the datastore could not be prepared
         self._do: dict[type[Any], Callable[[Any], None]] = {
             actions.Open: self._open,
             actions.Close: self._close,
@@ -107,11 +112,15 @@ class Publisher:
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
+        memory = SharedMemory(self._store)
+        if isinstance(self._datastore, Remembering):
+            self._datastore.remember_in(memory)
         self._dataset, self._retained = await self._first_look()
         self._answered_s = time.monotonic()
         self.core = Core(self.settings.limits_of_core())
         self.placing = Placing(self.core, self.settings, self.perform)
         self.owning = Owning(self.core, self.settings, self._store, self._datastore, self.placing, self.perform, self._reach)
+        memory.owns = lambda: bool(self.owning.held)
         try:
             await self._listen()
             if self.settings.control is not None:
@@ -124,7 +133,7 @@ class Publisher:
             self.owning.close()
             raise
         self.perform(self.core.start(self._retained.end, self._loop.time()))
-        for work in (self._tick_for_ever, self._look_for_ever, self.owning.write_for_ever, self.owning.look_for_ever):
+        for work in (self._tick_for_ever, self._look_for_ever, self.owning.storing.write_for_ever, self.owning.look_for_ever):
             task = asyncio.create_task(work(), name=work.__name__)
             task.add_done_callback(self._task_ended)
             self._tasks.append(task)
@@ -205,7 +214,7 @@ class Publisher:
             self._fail(error)
 
     def cut(self, caravan: int, oldest: Position) -> None:
-        log.error("The log begins after %s now: what flows needed of before is lost, and they are told.", oldest)
+        log.error("What flows need of the log up to %s is lost, and they are told.", oldest)
         try:
             self.perform(self.core.cut(caravan, oldest, self._loop.time()))
         except Exception as error:
@@ -304,6 +313,7 @@ class Publisher:
         connection = self._line(action.connection)
         if connection is not None:
             connection.send(wire.Token(action.stream.number, action.position))
+            self.statistics.asked(action.flow, action.position)
 
     def _data_loss(self, action: actions.DataLoss) -> None:
         connection = self._line(action.connection)
@@ -316,7 +326,8 @@ class Publisher:
             connection.send(wire.Close(action.stream.number, "ended"))
 
     def _stored(self, action: actions.Store) -> None:
-        self.owning.store(action)
+        self.owning.storing.put(action)
+        self.statistics.answered(action.flow, action.position)
 
     def _confirm(self, action: actions.Confirm) -> None:
         self._confirmable = action.position
@@ -343,32 +354,47 @@ class Publisher:
             max(self._admitted, key=lambda connection: connection.waiting_bytes).abort()
 
     async def _look_for_ever(self) -> None:
-        """At the datastore: how long its log is, and what of it is not needed any more."""
+        """At the datastore: how long its log is, what of it is not needed any more, and whether all is there that reading needs."""
         while True:
             await asyncio.sleep(self.settings.look_s)
             try:
-                self._retained = await self._loop.run_in_executor(self._thread, self._datastore.retained)
-                self._answered_s = time.monotonic()
-                if self._confirmable is not None and self._confirmable != self._confirmed:
-                    position = self._confirmable
-                    await self._loop.run_in_executor(self._thread, self._datastore.confirm, position)
-                    self._confirmed = position
-                self.statistics.datastore = None
+                self.statistics.datastore = await self._look()
             except RoskvaError as error:
                 self.statistics.datastore = error
                 log.warning("The datastore does not answer: %s", error)
-                if isinstance(error, LogCut):
-                    await self._prepare()
             except Exception as error:
                 self.statistics.datastore = RoskvaError(f"Asking the datastore failed: {type(error).__name__} {error}.")
                 log.exception("Asking the datastore failed, which is tried again.")
 
-    async def _prepare(self) -> None:
-        """What keeps the log for us is gone: made again now, and not when a reader opens next, it keeps all that comes from now on."""
+    async def _look(self) -> RoskvaError | None:
+        """What is not as it should be, though it answers."""
+        self._retained = await self._loop.run_in_executor(self._thread, self._datastore.retained)
+        self._answered_s = time.monotonic()
+        gone: LogCut | None = None
+        position, now = self._confirmable, self.core.confirmable()
+        if position is not None and now is not None and now < position:
+            position = now  # a flow has begun further back since that was said
+        if position is not None and (self._confirmed is None or position > self._confirmed):
+            try:
+                await self._loop.run_in_executor(self._thread, self._datastore.confirm, position)
+                self._confirmed = position
+            except LogCut as error:
+                gone = error
+                log.warning("Nothing keeps the log for us any more: %s", error)
+        if gone is not None or self._answered_s - self._prepared_s >= self.settings.prepare_s:
+            self._prepared_s = self._answered_s
+            self._unprepared = await self._prepare()
+        return self._unprepared or gone
+
+    async def _prepare(self) -> RoskvaError | None:
+        """Again and again: a slot that was dropped keeps nothing, and a table that was created anew is not published any more. Made again
+        now, and not when a reader opens next, they keep and tell all that comes from now on. The answer: why it could not be."""
         try:
             await self._loop.run_in_executor(self._thread, self._datastore.prepare)
         except RoskvaError as error:
             log.warning("The datastore cannot be prepared again: %s", error)
+            return error
+        return None
 
     async def _first_look(self) -> tuple[str, Retained]:
         delay_s = RETRY_S

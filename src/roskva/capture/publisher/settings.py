@@ -75,6 +75,7 @@ class PublisherSettings:
     connections_max: int = 1_000
     tick_s: float = 0.05
     look_s: float = 1.0  # how often the datastore is asked how long its log is, and told what nobody needs any more
+    prepare_s: float = 10.0  # how often it is looked whether all is there that reading needs: slot, publication
     beat_s: float = 1.0  # how often a publisher shows that it lives, and looks whether its peers do
     takeover_s: float = TAKEOVER_S
     steady_s: float = STEADY_S

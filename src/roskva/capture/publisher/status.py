@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roskva.capture.publisher.server import Publisher
 
 PERIOD_S: Final = 5.0  # over which rates are taken
+ASKED_MAX: Final = 16  # questions to a flow that are remembered, each with its time
 
 
 class Statistics:
@@ -28,6 +29,7 @@ class Statistics:
         self.datastore: RoskvaError | None = None  # why it does not answer
         self.rates: dict[str, float] = {"read_bytes_per_s": 0.0, "sent_bytes_per_s": 0.0, "sent_updates_per_s": 0.0}
         self._committed_us: dict[FlowName, int] = {}
+        self._asked: dict[FlowName, list[tuple[Position, float]]] = {}  # what was not answered yet, and since when
         self._before: tuple[float, int, int, int] | None = None
 
     def sent(self, flow: FlowName, updates: Sequence[Routed]) -> None:
@@ -39,6 +41,30 @@ class Statistics:
         """How long ago what was last sent had been committed; None: nothing was sent yet."""
         committed_us = self._committed_us.get(flow)
         return None if committed_us is None else max(0.0, time.time() - committed_us / 1e6)
+
+    def asked(self, flow: FlowName, position: Position) -> None:
+        """A token was sent: has it dealt with all up to here?"""
+        asked = self._asked.setdefault(flow, [])
+        if len(asked) < ASKED_MAX:
+            asked.append((position, time.monotonic()))
+        else:
+            asked[-1] = (position, asked[-1][1])  # one question with the last: the first is what counts
+
+    def answered(self, flow: FlowName, datamarker: Position) -> None:
+        """By a token's answer, or unasked."""
+        if flow in self._asked:
+            left = [(position, since_s) for position, since_s in self._asked[flow] if position > datamarker]
+            if left:
+                self._asked[flow] = left
+            else:
+                del self._asked[flow]
+
+    def unanswered_s(self, flow: FlowName, datamarker: Position) -> float:
+        """For how long a question has waited for its answer. While nothing is asked, what was sent counts as dealt with: a healthy flow is
+        not behind because nobody asked it."""
+        self.answered(flow, datamarker)  # an operator may have moved it
+        asked = self._asked.get(flow)
+        return max(0.0, time.monotonic() - asked[0][1]) if asked else 0.0
 
     def tick(self, now_s: float, publisher: Publisher) -> None:
         if self._before is not None and now_s - self._before[0] < PERIOD_S:
@@ -53,13 +79,15 @@ class Statistics:
         self._before = now
         held = publisher.owning.held
         self._committed_us = {flow: committed_us for flow, committed_us in self._committed_us.items() if flow in held}
+        self._asked = {flow: asked for flow, asked in self._asked.items() if flow in held}
 
 
 def status_of(publisher: Publisher) -> dict[str, Any]:
     retained = publisher.retained
     flows = [flow_status(publisher, status) for status in publisher.core.flows()]
     flows.sort(key=lambda flow: -flow["behind_share"])
-    problems = [error for error in (publisher.statistics.datastore, publisher.owning.problem, *publisher.reading_problems()) if error]
+    troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems())
+    problems = [*(str(error) for error in troubles if error is not None), *cut_off(publisher)]
     return {
         "publisher": publisher.name,
         "dataset": publisher.dataset,
@@ -69,8 +97,9 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
             "end": str(retained.end),
             "bytes_behind": retained.bytes_behind,
             "bytes_max": retained.bytes_max,
+            "disk_free_bytes": publisher.disk_free_bytes(),
         },
-        "problems": [str(error) for error in problems],
+        "problems": problems,
         "flows": flows,
         "elsewhere": [
             {"flow": str(flow), "owner": record.owner, "epoch": record.epoch, "released": record.released,
@@ -98,6 +127,23 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def cut_off(publisher: Publisher) -> list[str]:
+    """Flows whose log is cut off. Whoever is not read for now is told of it later: an operator learns it at once."""
+    oldest = publisher.retained.oldest
+    lost = [status for status in publisher.core.flows() if status.datamarker < oldest and not _realtime(publisher, status.flow)]
+    if not lost:
+        return []
+    first = min(lost, key=lambda status: status.datamarker)
+    more = f" and {len(lost) - 1:,} more flows" if len(lost) > 1 else ""
+    what = f"The log begins after {oldest}: what {first.flow}{more} had not read is lost, from {first.datamarker} on."
+    return [f"{what} Subscribers are told (on_data_loss) as soon as it is read for them."]
+
+
+def _realtime(publisher: Publisher, flow: FlowName) -> bool:
+    settings = publisher.settings.applications.get(flow.application)
+    return settings is not None and settings.terms.realtime
+
+
 def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
     retained = publisher.retained
     share = behind_share(status.datamarker, retained)
@@ -115,8 +161,9 @@ def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
         "sent": str(status.sent),
         "caravan": status.caravan,
         "behind_share": share,
-        "lag_bytes": None if retained.bytes_behind is None else round(share * retained.bytes_behind),
+        "lag_bytes": lag_bytes(status.datamarker, retained),
         "lag_s": (publisher.statistics.lag_s(status.flow) if behind else 0.0),
+        "unanswered_s": publisher.statistics.unanswered_s(status.flow, status.datamarker),
         "buffered": status.buffered,
         "buffered_bytes": status.buffered_bytes,
         "credit_bytes": status.credit_bytes,
@@ -133,9 +180,28 @@ def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
 
 def behind_share(datamarker: Position, retained: Retained) -> float:
     """Of the retained log, what comes after the datamarker: 0 at its end, 1 where it is about to be cut. By the numbers of commits."""
-    if datamarker >= retained.end:
+    return round(_share_after(datamarker, retained.oldest, retained.end), 4)
+
+
+def lag_bytes(datamarker: Position, retained: Retained) -> int | None:
+    """Of log between the datamarker and the end, about: as if all commits were of one size before what was confirmed, and all after it.
+
+    What was confirmed is where the last of the flows was, unless one went back since."""
+    behind, confirmed = retained.bytes_behind, retained.confirmed
+    kept = behind if retained.bytes_kept is None else retained.bytes_kept
+    if kept is None:
+        return None
+    if behind is None or confirmed is None:
+        return round(kept * _share_after(datamarker, retained.oldest, retained.end))
+    if datamarker < confirmed:
+        return behind + round(max(0, kept - behind) * _share_after(datamarker, retained.oldest, confirmed))
+    return round(behind * _share_after(datamarker, confirmed, retained.end))
+
+
+def _share_after(position: Position, begin: Position, end: Position) -> float:
+    """Of what is between begin and end, what comes after the position."""
+    if position >= end:
         return 0.0
-    if datamarker <= retained.oldest or datamarker.history != retained.end.history:
+    if position <= begin or position.history != end.history:
         return 1.0
-    length = retained.end.sequence - (retained.oldest.sequence if retained.oldest.history == retained.end.history else 0)
-    return round(min(1.0, (retained.end.sequence - datamarker.sequence) / max(1, length)), 4)
+    return min(1.0, (end.sequence - position.sequence) / max(1, end.sequence - begin.sequence))

@@ -111,6 +111,7 @@ async def publish(
             return
         stack.push_async_callback(publisher.stop)
         place = await asyncio.to_thread(place_of_disk, settings)
+        publisher.disk_free_bytes = lambda: free_bytes(place)
         watch = asyncio.create_task(Watch(publisher, place).for_ever(), name="watch")
         stack.push_async_callback(_ended, watch)
         if metrics:
@@ -181,6 +182,8 @@ class Watch:
     def look(self, now_s: float) -> None:
         retained = self._publisher.retained
         held = log_share({"bytes_behind": retained.bytes_behind, "bytes_max": retained.bytes_max}, free_bytes(self._place))
+        if held.share is None and self._level is not Level.FINE:
+            return  # nobody knows: that is no reason to say that all is well again
         before, self._level = self._level, held.level
         if self._level is Level.FINE:
             if before is not Level.FINE:

@@ -42,5 +42,6 @@ def check_unchanged(datamarkers: Datamarkers, dataset: Dataset, identity: str) -
             raise InvalidSetting(
                 f"{what} {now}, and the datamarkers that are kept are of {known.decode(errors='replace')}: with them, changes would be"
                 f" skipped. Put {remedy} back; or begin anew with another publisher.data (and publisher.datamarkers, if that is set), and"
-                " `start` of each application where it shall begin."
+                " `start` of each application where it shall begin, and restart its subscribers then, which take a flow that begins anew"
+                " for one of before."
             )

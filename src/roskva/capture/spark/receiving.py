@@ -46,6 +46,7 @@ class Receiving(Callbacks):
         self._left = asyncio.Event()
         self._repeating = BEGINNING  # the end of a batch that Spark waits for
         self._acknowledging: dict[Shard, Position] = {}  # done, and the publisher does not know it yet
+        self._dropped: set[Shard] = set()  # whose flow has ended, and the last that it brought is not in the buffers
         self._problem: RoskvaError | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping = False
@@ -118,6 +119,7 @@ class Receiving(Callbacks):
     # What the publishers say.
 
     def on_shard_notice(self, shard: Shard) -> None:
+        self._dropped.discard(shard)
         datamarker = self._subscriber.shards.get(shard)
         if datamarker is None:
             return  # it has ended already
@@ -132,7 +134,10 @@ class Receiving(Callbacks):
     async def on_updates(self, shard: Shard, updates: Sequence[Update]) -> None:
         while not self._has_room(shard.number):
             if self._stopping or shard not in self._subscriber.shards:
-                return  # the flow has ended: these come again, from its datamarker on
+                # The flow has ended: these come again, from its datamarker on. The library takes them for dealt with, and asks for a
+                # token behind them: were the buffers told so, these would be dropped as known when they come.
+                self._dropped.add(shard)
+                return
             self._left.clear()
             await self._wait_for_room()
         if self._problem is None:
@@ -141,7 +146,7 @@ class Receiving(Callbacks):
 
     def on_token(self, shard: Shard, datamarker: Position) -> bool:
         """It is acknowledged when a batch that ends there is done, and not before."""
-        if self._problem is None:
+        if self._problem is None and shard not in self._dropped:
             self._buffers.sent(shard.number, datamarker)
         return False
 

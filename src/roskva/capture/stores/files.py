@@ -77,9 +77,10 @@ class FileDatastore:
     def retained(self) -> Retained:
         with answering(self.directory):
             segments = segments_of(self.directory)
-            end = end_of(segments)
-            behind = None if self._confirmed is None else max(0, end.sequence - self._confirmed.sequence)
-            return Retained(oldest_of(segments), end, behind)
+            oldest, end = oldest_of(segments), end_of(segments)
+        confirmed = None if self._confirmed is None else min(max(self._confirmed, oldest), end)
+        behind = None if confirmed is None else end.sequence - confirmed.sequence
+        return Retained(oldest, end, behind, confirmed=confirmed, bytes_kept=end.sequence - oldest.sequence)
 
     def read_after(self, position: Position) -> FileReader:
         if self._closed.is_set():

@@ -78,11 +78,15 @@ class RocksDBDatastore:
     def retained(self) -> Retained:
         with answering(self.directory):
             oldest, end = self._extent()
-            behind = None
-            if self._confirmed is not None:
-                behind = self._bytes_after(min(max(self._confirmed.sequence, oldest), end))
-            limit_mb = int(read_options(self.directory).get("WAL_size_limit_MB", "0"))
-        return Retained(Position(0, oldest), Position(0, end), behind, limit_mb << 20 or None)
+            confirmed = None if self._confirmed is None else min(max(self._confirmed.sequence, oldest), end)
+            behind = None if confirmed is None else self._bytes_after(confirmed)
+            kept = self._logs.bytes
+            options = read_options(self.directory)
+        limit = int(options.get("WAL_size_limit_MB", "0")) << 20 or None
+        # Where the log is dropped by its age, or as soon as it can be: once some of it was, what is there is what is kept.
+        if oldest and (limit is None or int(options.get("WAL_ttl_seconds", "0"))):
+            limit = kept
+        return Retained(Position(0, oldest), Position(0, end), behind, limit, None if confirmed is None else Position(0, confirmed), kept)
 
     def read_after(self, position: Position) -> RocksDBReader:
         if self._closed.is_set():

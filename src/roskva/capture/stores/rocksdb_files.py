@@ -143,6 +143,15 @@ class Logs:
                 last, offset = sequence + count - 1, record.end
         return last, offset
 
+    @property
+    def bytes(self) -> int:
+        """Of all logs, about: of files, which may be a little longer than what is written in them."""
+        total = 0
+        for number in self.numbers():
+            with contextlib.suppress(FileNotFoundError), self.opened(number) as descriptor:
+                total += os.fstat(descriptor).st_size
+        return total
+
     def _first_from(self, descriptor: int, number: int, block: int, before: int) -> Record | None:
         """The first record that begins in one of these blocks."""
         while block < before:

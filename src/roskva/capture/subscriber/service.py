@@ -82,6 +82,7 @@ class Subscriber:
         self._flows: dict[Shard, ReceivedFlow] = {}  # the latest of each shard; it may have ended
         self._running: set[ReceivedFlow] = set()
         self._streams: dict[Shard, tuple[int, int]] = {}  # the latest of each: the owner's epoch, and the flow's number
+        self._late: set[Shard] = set()  # whose flow was last opened under an epoch of before
         self._failures = Failures()
         self._tasks: list[asyncio.Task[None]] = []
         self._dice = random.Random()
@@ -211,9 +212,13 @@ class Subscriber:
     def _opened(self, connection: Connection, frame: wire.Open) -> ReceivedFlow | None:
         shard = connection.shard_of(frame)
         stream = (frame.epoch, frame.flow)
-        if self._stopping or stream < self._streams.get(shard, (0, 0)):
-            return None  # a publisher that does not know yet that it is not the owner any more
+        if self._stopping:
+            return None
+        if stream < self._streams.get(shard, (0, 0)):
+            self._is_late(shard, frame.epoch)
+            return None
         self._streams[shard] = stream
+        self._late.discard(shard)
         previous = self._flows.get(shard)
         if previous is not None:
             previous.end()
@@ -228,6 +233,20 @@ class Subscriber:
         self._running.add(flow)
         flow.start(previous, done)
         return flow
+
+    def _is_late(self, shard: Shard, epoch: int) -> None:
+        """A publisher does not know yet that it is not the owner any more; or its datamarkers were begun anew: then it goes on like this,
+        for all shards, and nothing comes. Told once, not for each shard and each time.
+        """
+        if not self._late:
+            log.warning(
+                "The flow of %s was opened under epoch %d, and epoch %d was here already: it is refused, as that of a publisher that does"
+                " not own it any more. If datamarkers were begun anew, restart this process.",
+                shard,
+                epoch,
+                self._streams[shard][0],
+            )
+        self._late.add(shard)
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from roskva.capture.interface import Finding
+from roskva.capture.settings import settings_of
 from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
+from roskva.cli.capture_check_roskva import databases_findings
 from roskva.errors import InvalidSetting
 from tests.capture.stores.servers_mariadb import MariadbServer
 
@@ -86,3 +88,25 @@ def test_settings_that_make_no_sense_are_refused(changed: dict[str, object]) -> 
 
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(MariadbSettings(dataset="d", password="secret"))
+
+
+def test_a_mapped_table_that_several_databases_have_is_told_until_a_filter_names_one(server: MariadbServer, database: str) -> None:
+    def found(**application: str) -> list[Finding]:
+        given = server.settings()
+        datastore = {"kind": "mariadb", "host": given.host, "port": given.port, "user": given.user, "password": given.password}
+        mapping = [{"table": "mapped", "object": "doc:{id}"}]
+        more = {"applications": {"roskva": application}} if application else {}
+        roskva = {"application": "demo", "mapping": mapping}
+        settings = settings_of({"dataset": {"name": "shop"}, "datastore": datastore, "roskva": roskva, **more})
+        return list(databases_findings(settings, "mapped"))
+
+    server.run("CREATE TABLE mapped (id int PRIMARY KEY)", database=database)
+    assert found() == []
+    server.run(f"CREATE DATABASE another_{database}")
+    try:
+        server.run("CREATE TABLE mapped (id int PRIMARY KEY)", database=f"another_{database}")
+        (finding,) = found()
+        assert f"it is in another_{database}, {database}" in finding.means
+        assert found(filter=finding.do.partition("filter = '")[2].partition("'")[0]) == []
+    finally:
+        server.run(f"DROP DATABASE another_{database}")

@@ -13,7 +13,7 @@ from roskva.capture.flows import Routed, Terms
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, WHOLE, Position
-from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, MYSQL_GTID, QUERY, ROTATE, TABLE_MAP, XID, Decoder, rotated_to
+from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, QUERY, ROTATE, TABLE_MAP, XID, Decoder, rotated_to
 from roskva.capture.stores.mariadb.tables import Described
 from roskva.capture.updates import Change, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError
@@ -21,7 +21,7 @@ from tests.capture.core.stage import of
 from tests.capture.stores.mariadb.recorded import EVENTS
 
 CODECS = {8: "cp1252", 33: "utf-8", 45: "utf-8", 63: None}
-INSERTED, UPDATED, MYSQL_INSERTED = 23, 24, 30
+INSERTED, UPDATED = 23, 24
 RECORDED_MAP = next(event for event in EVENTS if event[4] == TABLE_MAP)
 RECORDED_ROWS = next(event for event in EVENTS if event[4] == INSERTED)
 
@@ -188,15 +188,6 @@ def test_a_column_of_an_unknown_type_is_refused_by_its_name() -> None:
     strange = event(TABLE_MAP, MAPPED[19 : kinds + 1] + b"\xc8" + MAPPED[kinds + 2 : -4])
     with pytest.raises(CaptureRefused, match=r"column v of a\.t .*type 200"):
         decoded([FORMATTED, group(3), strange])
-
-
-def test_rows_in_the_form_of_mysql_are_read() -> None:
-    """Made, not recorded: its GTID event, BEGIN, and rows with room for more before the columns."""
-    gtid = event(MYSQL_GTID, b"\x01" + bytes(16) + (12).to_bytes(8, "little") + bytes(20))
-    rows = event(MYSQL_INSERTED, ROWS[19:27] + b"\x04\x00??" + ROWS[27:-4])
-    changes, reached = decoded([FORMATTED, gtid, statement("BEGIN"), MAPPED, rows, DONE])
-    assert [(str(change.position), change.key) for change in changes] == [("0/12.1", {"id": 1}), ("0/12.2", {"id": 2})]
-    assert reached == Position(0, 12)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pymysql
 import pytest
 
 from roskva.capture.positions import BEGINNING, Position
+from roskva.capture.publisher.status import lag_bytes
 from roskva.capture.stores.mariadb import MariadbStore
 from roskva.capture.updates import Change, Columns, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
@@ -135,6 +136,9 @@ def test_bytes_are_counted_from_what_was_confirmed(server: MariadbServer, store:
     behind = store.retained().bytes_behind
     assert behind is not None
     assert 100_000 < behind < 120_000
+    retained = store.retained()
+    assert lag_bytes(Position(0, begin.sequence + 2), retained) == behind, "all of it, however much log there is before"
+    assert lag_bytes(retained.oldest, retained) == retained.bytes_kept
     store.confirm(store.retained().end)
     behind = store.retained().bytes_behind
     assert behind is not None

@@ -5,26 +5,29 @@
 | `settings` | what must be known of a server |
 | `values`, `tables`, `images`, `statements`, `decoding` | pure: from the bytes of events to changes |
 | `protocol` | statements, and the stream of events, over pymysql's connection |
-| `witness` | who wrote which commit, as far as it was seen |
+| `forks` | pure: numbers that were given twice, and which history a position is of |
+| `witness` | who wrote which commit, as far as it was seen, and kept for all publishers |
 | `locating` | the mapper: from a position to a place in this server's log |
 | `describing` | tables as they are now, for logs that do not say how they were |
-| `reading`, `store`, `checking` | the reader, the datastore, `capture check` |
+| `reading`, `store` | the reader, the datastore |
+| `checking`, `cascades` | `capture check` |
 
-A position is (0, sequence number of the GTID, row within its commit). What a user of it must know:
+A position is (history, sequence number of the GTID, row within its commit); the history is 0 until a primary is lost with commits that no
+replica had. What a user of it must know:
 
 - The identity is `mariadb/DATASET/DOMAIN`. Servers have nothing in common with their replicas that a program could read, so a person names
   the data. One GTID domain is read. Positions have no server id: if a primary is lost with commits that no replica had, the new one
-  gives their numbers again. `witness` notices it, and a loss is told, if the process that has read them lives on, or one that was asked for
-  them before the new primary wrote; after a restart in between nobody knows. Semi-synchronous replication prevents the case.
+  gives their numbers again, in another history (`forks`). Whoever comes there is told of a loss. Semi-synchronous replication prevents
+  the case.
 - The time of a commit is that of the server's clock, in whole seconds, at which its last statement began.
 - What the server has logged with a ROLLBACK at its end, since a table in it cannot roll back, is told as if it were committed.
 - TRUNCATE is a change, and so is whatever else takes rows away without a word in the log: DROP TABLE, CREATE OR REPLACE TABLE, partitions
   that are dropped, emptied or exchanged. DROP DATABASE, RENAME and other ALTERs are none. Rows that cascade in foreign keys are not in the
-  log at all.
+  log at all (`cascades` finds such keys).
 - A producer attaches keys to its transaction by inserting rows (name, value) into a table that is called `roskva_attach`; they go with all
   that follows in the transaction, and are no changes themselves. With ENGINE=BLACKHOLE the table stays empty:
   `CREATE TABLE roskva_attach (name VARCHAR(64) NOT NULL, value TEXT) ENGINE=BLACKHOLE`.
-- MySQL is refused: its events are known to the decoder, but its GTIDs have no common order, and it was never tried.
+- MySQL is refused: its GTIDs have no common order (docs/decisions/0036).
 """
 
 from roskva.capture.stores.mariadb.settings import MariadbSettings

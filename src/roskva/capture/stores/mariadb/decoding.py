@@ -7,7 +7,7 @@ counted from 1 within their group, all of them, so that the same row has the sam
 files, its own sizes of events and its own server id. Rows go out as they come, since the server shows no group before it is whole; the
 one exception is the end of a file that a crash has cut: `file_begins` is told up to which sequence that file is whole.
 
-What MariaDB and MySQL do differently is in `_mariadb_group` and `_mysql_group`, and in the numbers of the events. MySQL was never tried.
+MySQL is refused before anything is read of it (docs/decisions/0036).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from struct import error as StructError
 from typing import Final
 
 from roskva.capture.positions import WHOLE, Position
+from roskva.capture.stores.mariadb.forks import history_of, undone
 from roskva.capture.stores.mariadb.images import Image, Known
 from roskva.capture.stores.mariadb.statements import emptied_by, written_by
 from roskva.capture.stores.mariadb.tables import Codecs, Describe, Table, lenenc, read_table_map
@@ -27,15 +28,14 @@ from roskva.capture.updates import Change, Columns, Operation, Value
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
 
 HEADER_BYTES: Final = 19
-QUERY, ROTATE, FORMAT, XID, LOAD, TABLE_MAP, INCIDENT, HEARTBEAT, MYSQL_GTID, XA_PREPARE = 2, 4, 15, 16, 18, 19, 26, 27, 33, 38
+QUERY, ROTATE, FORMAT, XID, LOAD, TABLE_MAP, INCIDENT, HEARTBEAT, XA_PREPARE = 2, 4, 15, 16, 18, 19, 26, 27, 38
 PARTIAL_UPDATE, PAYLOAD, GTID, QUERY_COMPRESSED = 39, 40, 162, 165
-# By the event: the operation, whether it is of MySQL's second version, whether its rows are compressed.
+# By the event: the operation, whether its rows are compressed.
 ROWS: Final = {
-    23: (Operation.INSERT, False, False), 24: (Operation.UPDATE, False, False), 25: (Operation.DELETE, False, False),
-    30: (Operation.INSERT, True, False), 31: (Operation.UPDATE, True, False), 32: (Operation.DELETE, True, False),
-    166: (Operation.INSERT, False, True), 167: (Operation.UPDATE, False, True), 168: (Operation.DELETE, False, True),
-    169: (Operation.INSERT, True, True), 170: (Operation.UPDATE, True, True), 171: (Operation.DELETE, True, True),
+    23: (Operation.INSERT, False), 24: (Operation.UPDATE, False), 25: (Operation.DELETE, False),
+    166: (Operation.INSERT, True), 167: (Operation.UPDATE, True), 168: (Operation.DELETE, True),
 }  # fmt: skip
+OF_MYSQL: Final = frozenset((*range(30, 33), *range(169, 172)))  # rows in a form that MariaDB does not write
 
 STANDALONE, PREPARED_XA = 1, 64  # flags of a group
 ATTACH_TABLE: Final = (
@@ -84,6 +84,7 @@ class Decoder:
         self._witness = witness or Witness()
         self.reached = after
         self._after = after
+        self._history = after.history  # of the present group
         self._domain = domain
         self._codecs = codecs
         self._describe = describe
@@ -126,9 +127,7 @@ class Decoder:
                     f"The log is damaged after {self.reached}: the check sum of an event of {size:,} bytes is wrong."
                 )
         if kind == GTID:
-            self._mariadb_group(event, stamp, server)
-        elif kind == MYSQL_GTID:
-            self._mysql_group(event, stamp)
+            self._group(event, stamp, server)
         elif not self._wanted:
             if kind == INCIDENT:
                 self._incident()
@@ -140,14 +139,14 @@ class Decoder:
             self._end()
         elif kind in (QUERY, QUERY_COMPRESSED):
             self._statement(event, end, kind == QUERY_COMPRESSED, changes)
-        elif kind in (LOAD, PARTIAL_UPDATE, PAYLOAD):
+        elif kind in (LOAD, PARTIAL_UPDATE, PAYLOAD) or kind in OF_MYSQL:
             self._refuse(
                 "a kind of event that does not tell the rows", "binlog_format=ROW, and no partial JSON nor compressed transactions of MySQL"
             )
         elif kind == INCIDENT:
             self._incident()
 
-    def _mariadb_group(self, event: bytes, stamp: int, server: int) -> None:
+    def _group(self, event: bytes, stamp: int, server: int) -> None:
         at = HEADER_BYTES
         sequence = int.from_bytes(event[at : at + 8], "little")
         domain = int.from_bytes(event[at + 8 : at + 12], "little")
@@ -160,16 +159,12 @@ class Decoder:
         self._begin(sequence, stamp, bool(flags & STANDALONE))
         if self._sequence == sequence and not self._witness.saw(sequence, server):
             self._wanted = False
-            raise WrongHistory(self.reached, f"the server {server} has written the commit {sequence}, which was another one's before")
+            raise WrongHistory(self.reached, f"the server {server} wrote the commit {sequence}: another one's before, or after a fork")
         if self._wanted and flags & PREPARED_XA and not self._prepared_xa_counts:
             self._refuse(
                 "a prepared XA transaction, of which nobody knows yet whether it will be committed",
                 "no XA, or the setting prepared_xa_counts, with which its rows are published when it is prepared",
             )
-
-    def _mysql_group(self, event: bytes, stamp: int) -> None:
-        """A flag, the source's UUID, the number. A transaction says BEGIN after it. The numbers of two sources have no common order."""
-        self._begin(int.from_bytes(event[HEADER_BYTES + 17 : HEADER_BYTES + 25], "little"), stamp, True)
 
     def _begin(self, sequence: int, stamp: int, standalone: bool) -> None:
         self._wanted = False
@@ -183,20 +178,33 @@ class Decoder:
         self._last = self._sequence = sequence
         after = self._after
         self._wanted = sequence > after.sequence or (sequence == after.sequence and after.index != WHOLE)
+        if self._wanted:
+            self._go_on_in_the_same_history(Position(self.reached.history, sequence, 0))
+            self._history = max(self._after.history, history_of(self._witness.forks, sequence))
         self._standalone = standalone
         self._index = 0
         self._committed_us = stamp * 1_000_000
         self._attached = None
 
+    def look(self) -> None:
+        """Whether what was read is still of this log's history. Raises LogCut, with where another one begins."""
+        self._go_on_in_the_same_history(self.reached)
+
+    def _go_on_in_the_same_history(self, position: Position) -> None:
+        begins = undone(self._witness.forks, position)
+        if begins is not None:
+            self._wanted = False
+            raise LogCut(self.reached, begins)
+
     def _end(self) -> None:
-        self.reached = Position(0, self._sequence)
+        self.reached = Position(self._history, self._sequence)
         self._wanted = False
 
     def _incident(self) -> None:
         """The server itself says that it could not log something: it is lost, whatever it was. What follows has the next number or a
         later one, so a place before that number is after the loss, and whoever has all up to the last number has lost something."""
         if self._last >= self._after.sequence:
-            raise LogCut(self.reached, Position(0, self._last + 1, 0))
+            raise LogCut(self.reached, Position(self._history, self._last + 1, 0))
 
     def _refuse(self, what: str, needs: str) -> None:
         raise CaptureRefused(f"The log has {what}, in the commit after {self.reached}. Capture needs {needs}.")
@@ -247,14 +255,14 @@ class Decoder:
         self._index += 1
         if self._sequence == self._after.sequence and self._index <= self._after.index:
             return
-        position = Position(0, self._sequence, self._index)
+        position = Position(self._history, self._sequence, self._index)
         changes.append(
             Change(position, self._committed_us, Operation.TRUNCATE, database, table, {}, {}, attached=self._attached, size=size)
         )
         self.reached = position
 
-    def _rows(self, kind: tuple[Operation, bool, bool], event: bytes, end: int, changes: list[Change]) -> None:
-        operation, second, compressed = kind
+    def _rows(self, kind: tuple[Operation, bool], event: bytes, end: int, changes: list[Change]) -> None:
+        operation, compressed = kind
         at = HEADER_BYTES + 8
         number = int.from_bytes(event[HEADER_BYTES : HEADER_BYTES + 6], "little")
         if number == _NO_TABLE:
@@ -262,8 +270,6 @@ class Decoder:
         known = self._known.get(number)
         if known is None:
             raise DatastoreUnavailable(f"The log is damaged after {self.reached}: rows of the table number {number} come before its map.")
-        if second:
-            at += int.from_bytes(event[at : at + 2], "little")
         count, at = lenenc(event, at)
         table, width = known.table, (count + 7) // 8
         if len(table.columns) != count:
@@ -306,7 +312,7 @@ class Decoder:
     ) -> int:
         names, keys, read, left_out = image.names, image.keys, image.read, image.left_out
         only_key = keys[0] if len(keys) == 1 else None
-        index, sequence = self._index, self._sequence
+        index, sequence, history = self._index, self._sequence, self._history
         committed_us, attached, database, name = self._committed_us, self._attached, table.database, table.name
         while at < end:
             begin = at
@@ -314,7 +320,7 @@ class Decoder:
             index += 1
             columns = dict(zip(names, row))  # noqa: B905  # as many as the image has; to say so costs a tenth
             key = {only_key: columns[only_key]} if only_key is not None else {each: columns[each] for each in keys}
-            position = Position(0, sequence, index)
+            position = Position(history, sequence, index)
             changes.append(Change(position, committed_us, operation, database, name, key, columns, None, left_out, attached, at - begin))
         self._index = index
         return at
@@ -323,7 +329,7 @@ class Decoder:
         names, keys = new.names, old.keys
         whole = len(names) == len(table.columns)
         left_out = tuple(name for name in new.left_out if name in old.left_out)
-        index, sequence = self._index, self._sequence
+        index, sequence, history = self._index, self._sequence, self._history
         committed_us, attached, database, name = self._committed_us, self._attached, table.database, table.name
         while at < end:
             begin = at
@@ -343,7 +349,7 @@ class Decoder:
                 old_key = {each: before[each] for each in keys}
                 old_key = None if old_key == key else old_key
             index += 1
-            position = Position(0, sequence, index)
+            position = Position(history, sequence, index)
             changes.append(
                 Change(position, committed_us, Operation.UPDATE, database, name, key, columns, old_key, left_out, attached, at - begin)
             )

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from roskva.capture.positions import WHOLE, Position
+from roskva.capture.stores.mariadb.forks import history_of, undone
 from roskva.capture.stores.mariadb.protocol import Session, Start
 from roskva.capture.stores.mariadb.settings import MariadbSettings
 from roskva.capture.stores.mariadb.witness import Witness
@@ -79,6 +80,7 @@ class Log:
             "SELECT VERSION(), @@global.log_bin, @@global.gtid_binlog_state, @@global.server_id"
         )
         self._server = int(server)
+        self._begins_last: Servers | None = None  # the last file's list: for this look alone
         if "mariadb" not in str(version).lower():
             raise CaptureRefused(
                 f"The server at {settings.where} is {version}, not MariaDB: its GTIDs have no common order, and it was never tried."
@@ -89,20 +91,34 @@ class Log:
         self.files = [(str(row[0]), int(row[1])) for row in session.rows("SHOW BINARY LOGS")]
         if not self.files:
             raise DatastoreUnavailable(f"The MariaDB server at {settings.where} has no file of its binary log.")
+        self.forks = self._witness.look(self._witness.recall(), lambda sequence: self._lasts(sequence).last, self._server, self._follows)
 
     @property
     def oldest(self) -> Position:
-        return Position(0, self.begins(0).sequence)
+        return self._position(self.begins(0).sequence)
 
     @property
     def end(self) -> Position:
-        return Position(0, self.state.sequence)
+        return self._position(self.state.sequence)
+
+    def _position(self, sequence: int) -> Position:
+        return Position(history_of(self.forks, sequence), sequence)
+
+    def _follows(self) -> bool:
+        return bool(self._session.rows("SHOW ALL SLAVES STATUS"))
+
+    def _lasts(self, sequence: int) -> Servers:
+        """Who had written what when the file ended that has this number."""
+        if sequence >= self.state.sequence:
+            return self.state
+        place = self.file_of(sequence)
+        return self.begins(place + 1) if place + 1 < len(self.files) else self.state
 
     def begins(self, place: int) -> Servers:
         """What had been written when this file began."""
         file, _ = entry = self.files[place]
         written_no_more = place + 1 < len(self.files)
-        known = self._remembered.get(entry, self.end.sequence) if written_no_more else None
+        known = self._remembered.get(entry, self.state.sequence) if written_no_more else self._begins_last
         if known is not None:
             return known
         found = self._session.rows(f"SHOW BINLOG EVENTS IN %s LIMIT {_LIST_ROWS}", (file,))
@@ -114,6 +130,8 @@ class Log:
         servers = _servers(lists[0], self._settings)
         if written_no_more:
             self._remembered.put(entry, servers)
+        else:
+            self._begins_last = servers
         return servers
 
     def file_of(self, sequence: int) -> int:
@@ -130,11 +148,14 @@ class Log:
     def start_after(self, position: Position) -> Start:
         """Where to begin so that nothing after the position is missed; some of before may come."""
         self._must_know(position)
+        begins = undone(self.forks, position)
+        if begins is not None:
+            raise LogCut(position, begins)
         sequence = position.sequence if position.index == WHOLE else max(position.sequence - 1, 0)
         if sequence < self.oldest.sequence:
             raise LogCut(position, self.oldest)
         place = self.file_of(sequence)
-        self._must_be_as_it_was_read(position, place)
+        self._saw(place, sequence)
         return self._start(place, sequence)
 
     def ends_before(self, position: Position) -> Start | None:
@@ -177,32 +198,28 @@ class Log:
         return sum(size for _, size in self.files)
 
     def _must_know(self, position: Position) -> None:
-        if position.history != 0:
-            raise WrongHistory(position, "a MariaDB server has one history, 0")
+        newest = self.forks[-1].history if self.forks else 0
+        if position.history > newest:
+            raise WrongHistory(position, f"it is of the history {position.history}, and the log of this server is of {newest}")
         # Before the first row of the next commit is where this log ends, too: after something that the server could not log.
-        if position <= max(self.end, Position(0, self.end.sequence + 1, 0)):
+        end = self.state.sequence
+        if position.sequence <= end or (position.sequence, position.index) == (end + 1, 0) or undone(self.forks, position) is not None:
             return
-        replica = bool(self._session.rows("SHOW ALL SLAVES STATUS"))
-        if not replica or self.state.last:
-            self._witness.expect(position.sequence, self.state.writer if replica else self._server, any_other=not replica)
-        if replica:
+        if self._follows():
             raise DatastoreUnavailable(f"The replica at {self._settings.where} has not got to {position} yet: it is at {self.end}.")
+        self._witness.lacks(self._server, end, position.sequence)
         raise WrongHistory(position, f"the log ends at {self.end}, and the server is not a replica that could be behind")
 
-    def _must_be_as_it_was_read(self, position: Position, place: int) -> None:
-        """A promoted replica that lacked commits of the lost primary gives their numbers again (witness.py)."""
-        sequence = position.sequence
-        if position.index == 0 or sequence > self.end.sequence:
-            return  # nothing of this commit was read
-        lasts = (self.begins(place + 1) if place + 1 < len(self.files) else self.state).last
-        writers = [server for server, last in lasts.items() if last >= sequence]
-        fork = self._witness.fork_at(sequence, writers, max((last for last in lasts.values() if last < sequence), default=0))
-        if fork is None:
-            return
-        if self.end.sequence < fork.upto:
-            again = f"another server gives the numbers after {fork.after} again, and has come to {self.end.sequence}"
-            raise WrongHistory(position, f"{again}; at {fork.upto} it is told as a loss, and reading goes on")
-        raise LogCut(position, Position(0, fork.upto + 1, 0))
+    def _saw(self, place: int, sequence: int) -> None:
+        """Reading goes on after this commit. Who wrote it is told here, if the lists say so; if not, it is read again."""
+        before, after = self.begins(place), self._lasts(sequence)
+        writers = [server for server, last in after.last.items() if before.last.get(server) != last]
+        if sequence in (0, before.sequence):
+            writers = [before.writer] if sequence else []
+        elif sequence == after.sequence:
+            writers = [after.writer]
+        if len(writers) == 1:
+            self._witness.saw(sequence, writers[0])
 
 
 def _servers(gtids: str, settings: MariadbSettings) -> Servers:

@@ -52,6 +52,8 @@ class MariadbReader:
                 raise DatastoreUnavailable("The reader of the log was closed.")
             if self._failed is not None:
                 raise self._failed
+            if not self._left:
+                self._decoder.look()
             try:
                 changes = self._changes(changes_max, time.monotonic() + timeout_s)
             except LogRefused as error:

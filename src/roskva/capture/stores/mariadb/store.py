@@ -11,18 +11,19 @@ from collections.abc import Callable
 from math import floor
 from typing import Final, TypeVar
 
-from roskva.capture.interface import Finding, Retained
+from roskva.capture.interface import Finding, Memory, Retained
 from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.stores.mariadb.checking import check_server
 from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, ROTATE, Decoder, header_of, rotated_to, sequence_of
 from roskva.capture.stores.mariadb.describing import codecs_of, described
+from roskva.capture.stores.mariadb.forks import history_of
 from roskva.capture.stores.mariadb.locating import Log, Remembered
 from roskva.capture.stores.mariadb.protocol import Dump, LogRefused, Session, Sessions, Start
 from roskva.capture.stores.mariadb.reading import SILENT_HEARTBEATS, MariadbReader
 from roskva.capture.stores.mariadb.settings import MariadbSettings
 from roskva.capture.stores.mariadb.tables import Described
 from roskva.capture.stores.mariadb.witness import Witness
-from roskva.errors import DatastoreUnavailable, LogCut
+from roskva.errors import DatastoreUnavailable, LogCut, Unavailable
 
 SCAN_WAIT_S: Final = 30.0  # for the next piece of a log that is read to its end
 
@@ -43,6 +44,12 @@ class MariadbStore:
         self._confirmed: Position | None = None
         self._closed = False
 
+    def remember_in(self, memory: Memory) -> None:
+        self._witness.memory = memory
+
+    def keep(self) -> None:
+        self._witness.keep()
+
     @property
     def identity(self) -> str:
         return f"mariadb/{self.settings.dataset}/{self.settings.domain}"
@@ -53,14 +60,15 @@ class MariadbStore:
     def _retained(self, log: Log) -> Retained:
         oldest, end = log.oldest, log.end
         confirmed = self._confirmed
-        behind = None if confirmed is None or confirmed.sequence > end.sequence else log.bytes_after(max(confirmed, oldest))
+        confirmed = None if confirmed is None or confirmed.sequence > end.sequence else max(confirmed, oldest)
+        behind = None if confirmed is None else log.bytes_after(confirmed)
         # Once files were dropped, what is there is what is kept; before that the log grows, and there is no limit yet.
-        return Retained(oldest, end, behind, log.bytes if oldest.sequence else None)
+        return Retained(oldest, end, behind, log.bytes if oldest.sequence else None, confirmed, log.bytes)
 
     def read_after(self, position: Position) -> MariadbReader:
         start, end_before = self._look(lambda log: (log.start_after(position), log.ends_before(position)))
         if end_before is not None and self._ends_with_a_loss(end_before):
-            raise LogCut(position, Position(0, position.sequence + 1, 0))
+            raise LogCut(position, Position(position.history, position.sequence + 1, 0))
         decoder = Decoder(
             position, self.settings.domain, self._codecs, self._describe, self.settings.prepared_xa_counts, start.sequence, self._witness
         )
@@ -132,7 +140,7 @@ class MariadbStore:
             return None
 
         self._scan(Start(log.files[place][0]), younger)
-        return Position(0, last) if last else BEGINNING
+        return Position(history_of(log.forks, last), last) if last else BEGINNING
 
     def _scan(self, start: Start, look: Callable[[list[bytes]], Answer | None]) -> Answer | None:
         """From there until `look` has an answer, or the log ends. LogRefused: the server cannot read it."""
@@ -198,3 +206,9 @@ class MariadbStore:
             return ask(log)
         except LogRefused as error:
             raise DatastoreUnavailable(f"The MariaDB server at {self.settings.where} cannot show its log: {error}.") from error
+        except DatastoreUnavailable:
+            raise
+        except Unavailable as error:  # of the memory
+            raise DatastoreUnavailable(
+                f"What is remembered of the log at {self.settings.where} cannot be read or kept now: {error}"
+            ) from error

@@ -7,16 +7,8 @@ from typing import Any, Final
 
 from roskva.capture.interface import Finding
 from roskva.capture.stores.postgres.connecting import PostgresSettings, literal, quoted
-from roskva.capture.stores.postgres.slots import (
-    DECODING_ON_STANDBY,
-    PLUGIN,
-    PUBLISHED_NAME,
-    TABLES,
-    TABLES_SHOWN_MAX,
-    WITHOUT_IDENTITY,
-    Anchor,
-    anchor_of,
-)
+from roskva.capture.stores.postgres.publication import PUBLISHED_NAME, TABLES, TABLES_SHOWN_MAX, WITHOUT_IDENTITY
+from roskva.capture.stores.postgres.slots import DECODING_ON_STANDBY, PLUGIN, Anchor, anchor_of
 
 SPARE_MIN: Final = 2  # slots and connections for readers: one at the log's end, one for flows that lag
 ALARM_SHARE: Final = 0.5  # of what the server keeps for a slot before it gives it up
@@ -130,7 +122,9 @@ def _publication(cursor: Any, settings: PostgresSettings, anchor: Anchor) -> Ite
         )
         if not there:
             yield _found(
-                f"The table {table} is not published", False, "It is not captured.", f"ALTER PUBLICATION {name} ADD TABLE {table}"
+                f"The table {table} is not published", False,
+                "It is not captured. If it was before, every flow is told of a loss, since what changed in between cannot be read.",
+                f"roskva capture makes it so; or, as its owner, while roskva capture runs: ALTER PUBLICATION {name} ADD TABLE {table}",
             )  # fmt: skip
 
 

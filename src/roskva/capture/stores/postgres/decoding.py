@@ -25,6 +25,8 @@ from roskva.capture.stores.postgres.timelines import Timelines
 from roskva.capture.updates import Change, Columns, Operation, Value
 from roskva.errors import CaptureRefused
 
+# The prefix of a message of our own: changes are missing here (publication.py). Any user of the database may write it, and make all fetch.
+GAP: Final = "roskva.unpublished"
 ATTACHED_BYTES_MAX: Final = 64 << 10  # a larger message of our prefix is a message like any other
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01, from which Postgres counts, since 1970
 
@@ -98,6 +100,8 @@ class Decoder:
 
     `primary_key` answers the names of the columns of a table's primary key, by the table's number: of a table with REPLICA IDENTITY FULL
     the log says only that every column identifies it.
+
+    `gap` is the place, once it came to one, at which changes of a table of this publication are missing: nothing more is fed to it then.
     """
 
     def __init__(
@@ -107,14 +111,17 @@ class Decoder:
         after: Position,
         primary_key: Callable[[int], tuple[str, ...]],
         prefix: str = "roskva",
+        publication: str = "roskva",
     ) -> None:
         self.reached = after
+        self.gap: Position | None = None
         self.in_transaction = False
         self._database = database
         self._timelines = timelines
         self._after = after
         self._primary_key = primary_key
         self._prefix = prefix
+        self._publication = publication
         self._relations: dict[int, Relation] = {}
         self._history = 0
         self._sequence = 0
@@ -311,7 +318,10 @@ class Decoder:
         if transactional:
             attached = keys_from_message(content) if prefix == self._prefix else None
             wanted = self._counts()
-            if attached is not None:
+            if prefix == GAP:
+                if wanted and _publication_of(content) == self._publication:
+                    self.gap = Position(self._history, self._sequence, self._index)
+            elif attached is not None:
                 self._attached = {**(self._attached or {}), **attached}
             elif wanted:
                 out.append(self._of_message(prefix, content, len(payload)))
@@ -325,6 +335,10 @@ class Decoder:
     def _of_message(self, prefix: str, content: bytes, size: int) -> Change:
         relation = Relation(prefix, (), ())
         return self._change(Operation.MESSAGE, relation, {"content": _text(content)}, _NO_COLUMNS, None, (), size)
+
+
+def _publication_of(content: bytes) -> Value:
+    return (keys_from_message(content) or {}).get("publication")
 
 
 def keys_from_message(content: bytes) -> Columns | None:

@@ -10,6 +10,7 @@ table's flows move on with it, and with them the anchor.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -30,6 +31,8 @@ from roskva.capture.stores.postgres.slots import anchor_of, check_readable
 from roskva.capture.stores.postgres.timelines import Timelines, first_needed, lsn_from_text, timelines_from_history
 from roskva.capture.updates import Change
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError, WrongHistory
+
+log = logging.getLogger(__name__)
 
 BATCH_BYTES_MAX: Final = 4 << 20  # of messages, one message aside; then the batch is handed out, whatever it holds
 CONFIRMS_EVERY_S: Final = 1.0  # at least, while messages come
@@ -153,7 +156,9 @@ class PostgresReader:
         self._oldest = oldest
         self._promoted = promoted
         self._stream = Stream(settings, identity, position)
-        self._decoder = Decoder(self._stream.database, self._stream.timelines, position, primary_key, settings.message_prefix)
+        self._decoder = Decoder(
+            self._stream.database, self._stream.timelines, position, primary_key, settings.message_prefix, settings.publication
+        )
         self._pending: list[Change] = []  # what one message brought beyond the batch: a TRUNCATE of many tables
         self._handed_out = position
         self._lock = threading.Lock()  # `close` comes from any thread
@@ -176,6 +181,7 @@ class PostgresReader:
 
     def _read(self, changes_max: int, timeout_s: float) -> Batch:
         stream, decoder, out = self._stream, self._decoder, self._pending
+        self._stop_at_a_gap()
         cursor = stream.cursor
         read_message, feed = cursor.read_message, decoder.feed
         until_s = time.monotonic() + timeout_s
@@ -190,7 +196,12 @@ class PostgresReader:
                 continue
             payload = message.payload
             bytes_read += len(payload)
-            feed(payload, _sent_us(message) if payload[0] == 0x4D else 0, out)
+            if payload[0] == 0x4D:
+                feed(payload, _sent_us(message), out)
+                if decoder.gap is not None:
+                    break  # what came before it is handed out first
+            else:
+                feed(payload, 0, out)
             messages += 1
             if messages % LOOKS_EVERY == 0:
                 stream.confirm(CONFIRMS_EVERY_S)
@@ -206,6 +217,12 @@ class PostgresReader:
             del out[changes_max:]
         self._handed_out = out[-1].position if self._pending else decoder.reached
         return Batch(out, self._handed_out, bytes_read)
+
+    def _stop_at_a_gap(self) -> None:
+        gap = self._decoder.gap
+        if gap is not None:
+            log.warning("%s: a table was not published for a while; what changed before %s is missing.", self._settings.place, gap)
+            raise LogCut(self._handed_out, gap)
 
     def _named(self, error: Exception) -> RoskvaError:
         with suppress(RoskvaError):

@@ -1,12 +1,9 @@
-"""The anchor slot and the publication: what keeps the log for those who read it, and what of the log they see.
+"""The anchor slot: what keeps the log for those who read it. What of the log they see is the publication's (publication.py).
 
 Theory of operation. A slot keeps everything from where it was confirmed on, and can never go back. So the anchor slot is read by nobody:
 each reader runs on a temporary copy of it, which begins where the anchor stands and ends with its connection (replication.py). The anchor
 is moved by `advance` alone, to the smallest datamarker of all flows (advancing.py: in steps); whatever dies, nothing is dropped that
 somebody needs.
-
-The publication has no filters and lists whole tables: a filter in it could make the producer's own UPDATE fail. But even a publication
-without any does that for a table that has no key: `prepare` refuses to publish such a table, and says what to do first.
 
 Functions over a cursor whose statements are transactions. Nothing here is dropped, except a slot that is lost, if the settings say so.
 """
@@ -17,24 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import psycopg2
 
-from roskva.capture.stores.postgres.connecting import PostgresSettings, literal, named, quoted
+from roskva.capture.stores.postgres.connecting import PostgresSettings, literal, named
 from roskva.capture.stores.postgres.timelines import lsn_from_text, lsn_to_text
 from roskva.errors import CaptureRefused, DatastoreUnavailable
 
 PLUGIN: Final = "pgoutput"
 DECODING_ON_STANDBY: Final = 160000  # the first version that can
-TABLES_SHOWN_MAX: Final = 5
-_SCHEMAS_OF_THE_SYSTEM: Final = "n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'"
-
-# A table that has rows and is in the log. Its identity: d = by its primary key, f = the whole row, i = another index, n = nothing.
-TABLES: Final = f"""
-    SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relreplident::text AS identity,
-           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {_SCHEMAS_OF_THE_SYSTEM}
-"""
-PUBLISHED_NAME: Final = "quote_ident(schemaname) || '.' || quote_ident(tablename)"
-WITHOUT_IDENTITY: Final = "(identity = 'n' OR identity = 'd' AND NOT has_key)"
 
 _STATE: Final = """
     SELECT s.slot_name IS NOT NULL, s.plugin, s.database, s.wal_status, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.active_pid,
@@ -131,63 +116,3 @@ def advance(cursor: Any, settings: PostgresSettings, lsn: int) -> None:
         cursor.execute("SELECT pg_replication_slot_advance(%s, %s)", (settings.slot, lsn_to_text(lsn)))
     except psycopg2.Error as error:
         raise named(settings, error, f"confirming up to {lsn_to_text(lsn)} on the slot {settings.slot!r}") from None
-
-
-def prepare_publication(cursor: Any, settings: PostgresSettings) -> None:
-    """Creates it, or adds the tables that it lacks. One that publishes all tables lacks none."""
-    cursor.execute("SELECT puballtables FROM pg_publication WHERE pubname = %s", (settings.publication,))
-    found = cursor.fetchone()
-    if found is not None and found[0]:
-        return
-    wanted = _wanted_tables(cursor, settings)
-    name = quoted(settings.publication)
-    if found is None:
-        _refuse_without_identity(cursor, settings, wanted)
-        what = f"FOR TABLE {', '.join(wanted)}" if settings.tables else "FOR ALL TABLES"
-        # A row of a partitioned table is of that table, whichever part it lies in.
-        _publish(cursor, settings, f"CREATE PUBLICATION {name} {what} WITH (publish_via_partition_root = true)")
-        return
-    cursor.execute(f"SELECT {PUBLISHED_NAME} FROM pg_publication_tables WHERE pubname = %s", (settings.publication,))
-    published = {table for (table,) in cursor.fetchall()}
-    if missing := [table for table in wanted if table not in published and settings.tables]:
-        _refuse_without_identity(cursor, settings, missing)
-        _publish(cursor, settings, f"ALTER PUBLICATION {name} ADD TABLE {', '.join(missing)}")
-
-
-def _wanted_tables(cursor: Any, settings: PostgresSettings) -> list[str]:
-    if not settings.tables:
-        cursor.execute(f"SELECT name FROM ({TABLES}) AS tables ORDER BY name")
-        return [name for (name,) in cursor.fetchall()]
-    wanted = []
-    for table in settings.tables:
-        cursor.execute(f"SELECT name FROM ({TABLES}) AS tables WHERE oid = to_regclass(%s)", (table,))
-        found = cursor.fetchone()
-        if found is None:
-            raise CaptureRefused(
-                f"{settings.place} has no table {table!r} that is in the log: a table is named as in SQL, with its schema."
-            )
-        wanted.append(found[0])
-    return wanted
-
-
-def _refuse_without_identity(cursor: Any, settings: PostgresSettings, wanted: list[str]) -> None:
-    cursor.execute(f"SELECT name FROM ({TABLES}) AS tables WHERE {WITHOUT_IDENTITY} AND name = ANY(%s) ORDER BY name", (wanted,))
-    if bad := [name for (name,) in cursor.fetchall()]:
-        commands = "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in bad[:TABLES_SHOWN_MAX])
-        raise CaptureRefused(
-            f"{settings.place} has {len(bad)} tables without a key. If they are published, every UPDATE and DELETE of them fails. "
-            f"Do this: {commands}; or name the tables that shall be captured."
-        )
-
-
-def _publish(cursor: Any, settings: PostgresSettings, command: str) -> None:
-    try:
-        cursor.execute(command)
-    except psycopg2.errors.DuplicateObject:
-        return  # somebody else has just made it
-    except psycopg2.errors.InsufficientPrivilege as error:
-        said = " ".join(str(error).split())
-        who = "the owner of these tables, who may CREATE in the database" if settings.tables else "a superuser"
-        raise CaptureRefused(f"{settings.place}: {said}. Do this as {who}: {command}.") from None
-    except psycopg2.Error as error:
-        raise named(settings, error, f"making the publication {settings.publication!r}") from None

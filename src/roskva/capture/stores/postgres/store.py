@@ -14,6 +14,7 @@ from roskva.capture.positions import Position
 from roskva.capture.stores.postgres.advancing import Advancing
 from roskva.capture.stores.postgres.checking import findings
 from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named
+from roskva.capture.stores.postgres.publication import Publication
 from roskva.capture.stores.postgres.replication import PostgresReader, before_time, identify, identity_of
 from roskva.capture.stores.postgres.slots import (
     Anchor,
@@ -21,7 +22,6 @@ from roskva.capture.stores.postgres.slots import (
     anchor_of,
     check_readable,
     create_slot,
-    prepare_publication,
     replace_slot,
 )
 from roskva.capture.stores.postgres.timelines import Timelines
@@ -47,6 +47,7 @@ class PostgresStore:
         self._connection: Any = None
         self._identity = ""
         self._timelines = Timelines(0)
+        self._publication = Publication(settings)
         self._advancing = Advancing(settings)
         self._readers: set[PostgresReader] = set()
         self._lock = threading.RLock()
@@ -63,7 +64,9 @@ class PostgresStore:
         timelines = self._timelines_of(anchor.timeline)
         end = timelines.before(anchor.end)
         if not anchor.readable:
-            return Retained(oldest=end, end=end, bytes_max=anchor.keep_bytes_max)
+            # A slot that was given up had come to its limit, and is beyond it: whoever looks at its share must not see it vanish.
+            behind = max(0, anchor.end - anchor.confirmed) if anchor.confirmed else None
+            return Retained(end, end, behind, anchor.keep_bytes_max)
         # What the server keeps, and gives up at the limit, begins a little before what was confirmed.
         behind = max(0, anchor.end - anchor.restart)
         return Retained(timelines.before(anchor.confirmed), end, behind, anchor.keep_bytes_max)
@@ -113,7 +116,7 @@ class PostgresStore:
             anchor = anchor_of(cursor, settings.slot)
             check_readable(anchor, settings, cursor.connection.server_version)
             if not anchor.in_recovery:  # a standby gets it from its primary
-                prepare_publication(cursor, settings)
+                self._publication.prepare(cursor, read=anchor.exists)
             if not anchor.exists:
                 create_slot(cursor, settings)
             elif not anchor.readable:

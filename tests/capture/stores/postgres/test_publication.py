@@ -1,0 +1,158 @@
+"""Tables that are dropped and created again, taken out of the publication, or added to it: what changed meanwhile is told as lost."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import cast
+
+import psycopg2
+import pytest
+
+from roskva.capture.interface import Reader
+from roskva.capture.positions import Position
+from roskva.capture.sections import Postgres
+from roskva.capture.stores.postgres import PostgresStore
+from roskva.capture.updates import Change
+from roskva.cli.capture_check_roskva import published_finding
+from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
+from tests.capture.stores.postgres.place import Place, take
+
+SWAP = (
+    "CREATE TABLE documents_new (id int PRIMARY KEY, title text)",
+    "INSERT INTO documents_new VALUES (2, 'unseen')",
+    "DROP TABLE documents",
+    "ALTER TABLE documents_new RENAME TO documents",
+)
+
+
+@pytest.fixture
+def named(place: Place) -> PostgresStore:
+    """A store that publishes the table documents by its name."""
+    store = place.open(publication="named", slot=f"named_{place.name}", tables=("documents",))
+    store.prepare()
+    return store
+
+
+def cut(reader: Reader) -> tuple[list[Change], LogCut]:
+    """What comes before the log has a gap, and the gap."""
+    found: list[Change] = []
+    for _ in range(100):
+        try:
+            found += reader.read(100, 0.2).changes
+        except LogCut as error:
+            return found, error
+    raise AssertionError("there is no gap")
+
+
+def gaps_of(store: PostgresStore, after: Position) -> int:
+    """How many the log has from there to its end."""
+    count, end = 0, store.retained().end
+    while True:
+        with contextlib.closing(store.read_after(after)) as reader:
+            try:
+                while after < end:
+                    after = reader.read(100, 0.2).reached
+                return count
+            except LogCut as error:
+                after, count = cast(Position, error.oldest), count + 1
+
+
+def test_a_table_that_was_created_anew_is_published_again_and_the_gap_is_told_at_its_place(place: Place, named: PostgresStore) -> None:
+    start = named.retained().end
+    place.execute("INSERT INTO documents VALUES (1, 'seen')", *SWAP, "INSERT INTO documents VALUES (3, 'unseen')")
+    named.prepare()
+    named.prepare()  # nothing more to tell
+    place.execute("INSERT INTO documents VALUES (4, 'seen')")
+    for _ in range(2):  # the log remembers it: whoever reads later, or anew after a crash, comes to it, too
+        with contextlib.closing(named.read_after(start)) as reader:
+            before, gap = cut(reader)
+        assert [change.key for change in before] == [{"id": 1}]
+    after = cast(Position, gap.oldest)
+    with contextlib.closing(named.read_after(after)) as reader:
+        assert [change.key for change in take(reader, 1)] == [{"id": 4}]
+    assert gaps_of(named, start) == 1
+
+
+def test_at_a_start_a_table_that_must_be_added_is_told_unless_nobody_has_read_yet(place: Place, named: PostgresStore) -> None:
+    start = named.retained().end
+    place.execute(*SWAP)
+    other = place.open(publication="named", slot=f"named_{place.name}", tables=("documents",))  # as after a restart
+    other.prepare()
+    assert gaps_of(other, start) == 1
+    place.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    first = place.open(publication="named", slot=f"first_{place.name}", tables=("documents", "users"))
+    begin = place.store.retained().end
+    first.prepare()  # its slot is made now
+    assert gaps_of(other, begin) == 0
+
+
+def test_the_writers_of_a_table_that_is_being_added_are_waited_for_and_not_held_up(place: Place, named: PostgresStore) -> None:
+    start = named.retained().end
+    place.execute(*SWAP)
+    with contextlib.closing(psycopg2.connect(place.server.dsn(place.name))) as writer, writer.cursor() as cursor:
+        cursor.execute("INSERT INTO documents VALUES (3, 'unseen')")
+        with pytest.raises(DatastoreUnavailable, match=r"waits for transactions that write.*pg_stat_activity"):
+            named.prepare()
+        place.execute("INSERT INTO documents VALUES (4, 'unseen')")
+        writer.commit()
+    named.prepare()
+    assert gaps_of(named, start) == 1
+
+
+def test_a_table_that_somebody_else_takes_out_and_adds_is_told_when_its_writers_have_ended(place: Place, named: PostgresStore) -> None:
+    start = named.retained().end
+    with contextlib.closing(psycopg2.connect(place.server.dsn(place.name))) as writer, writer.cursor() as cursor:
+        place.execute("ALTER PUBLICATION named DROP TABLE documents")
+        cursor.execute("INSERT INTO documents VALUES (3, 'unseen')")
+        place.execute("ALTER PUBLICATION named ADD TABLE documents")
+        named.prepare()
+        assert gaps_of(named, start) == 0  # too early: what is written would come after it
+        writer.commit()
+    named.prepare()
+    named.prepare()
+    assert gaps_of(named, start) == 1
+
+
+def test_a_table_that_is_dropped_is_told_once_and_refused_and_keeps_no_other_from_being_published(place: Place) -> None:
+    place.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    store = place.open(publication="both", slot=f"both_{place.name}", tables=("documents", "users"))
+    store.prepare()
+    start = store.retained().end
+    place.execute("DROP TABLE documents", "DROP TABLE users", "CREATE TABLE users (id int PRIMARY KEY)")
+    for _ in range(2):
+        with pytest.raises(CaptureRefused, match="no table 'documents'"):
+            store.prepare()
+    assert gaps_of(store, start) == 2  # of the one that was published again, and of the one that is gone
+    place.execute("INSERT INTO users VALUES (1)")
+    end = store.retained().end
+    assert place.execute("SELECT tablename FROM pg_publication_tables WHERE pubname = 'both'") == [("users",)]
+    assert end > start
+
+
+def test_messages_of_other_publications_are_none_of_ours(place: Place, named: PostgresStore) -> None:
+    start = named.retained().end
+    for content in ('{"publication": "other"}', "[]", "{", ""):
+        place.execute(f"SELECT pg_logical_emit_message(true, 'roskva.unpublished', '{content}')")
+    place.execute("INSERT INTO documents VALUES (1, 'a')")
+    with contextlib.closing(named.read_after(start)) as reader:
+        assert [change.key for change in take(reader, 1)] == [{"id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("tables", "publication", "mends"),
+    [
+        (("documents",), "some", ""),  # it is added at the start
+        (("public.documents", "users"), "none yet", ""),
+        ((), "none yet", ""),
+        ((), "all", ""),
+        ((), "some", """ALTER PUBLICATION "some" ADD TABLE "public"."documents\""""),
+        (("users",), "some", 'add "documents" to datastore.tables'),
+    ],
+)
+def test_check_sees_a_mapped_table_that_is_not_published(place: Place, tables: tuple[str, ...], publication: str, mends: str) -> None:
+    place.execute(
+        "CREATE TABLE users (id int PRIMARY KEY)", 'CREATE PUBLICATION "some" FOR TABLE users', 'CREATE PUBLICATION "all" FOR ALL TABLES'
+    )
+    store = Postgres(place.settings.dsn, publication=publication, tables=tables)
+    finding = published_finding(store, "documents", '"public"."documents"')
+    assert (finding.ok, finding.do) == (not mends, mends)
