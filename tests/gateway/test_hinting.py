@@ -9,20 +9,35 @@ from types import SimpleNamespace
 
 import pytest
 
-from roskva.gateway.hinting import LOOKS_APART_S, REST_S_MAX, REST_S_MIN, TOLD_PER_TURN, Hinting, rest_after
+from roskva.gateway.hinting import (
+    LOOKS_APART_S,
+    REST_S_MAX,
+    REST_S_MIN,
+    TELLS_MUCH,
+    TOLD_PER_TURN,
+    WAITING_MAX,
+    Hinting,
+    rest_after,
+)
 from roskva.model import ObjectKey, Stamps, Update
 
 
 def update(version: int) -> Update:
-    return Update(ObjectKey(b"demo\x000\x00hello"), version, "")
+    """Each of an object of its own."""
+    return Update(ObjectKey(b"demo\x000\x00%d" % version), version, "")
+
+
+def change(version: int, source: str = "") -> Update:
+    return Update(ObjectKey(b"demo\x000\x00hello"), version, source)
 
 
 class Told:
     def __init__(self) -> None:
         self.calls: list[tuple[float, list[int]]] = []
 
-    def __call__(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+    def __call__(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
         self.calls.append((time.perf_counter(), [one.version for one in updates]))
+        return len(updates)
 
     @property
     def versions(self) -> list[list[int]]:
@@ -35,17 +50,17 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.worked_s = 7.0
-        shown = SimpleNamespace(monotonic=lambda: self.now_s, process_time=lambda: self.worked_s)
+        shown = SimpleNamespace(monotonic=lambda: self.now_s, process_time=lambda: self.worked_s, thread_time=lambda: self.worked_s)
         monkeypatch.setattr("roskva.gateway.hinting.time", shown)
 
     def work(self, seconds: float) -> None:
         self.now_s += seconds
         self.worked_s += seconds
 
-    def telling(self, told: Told, takes_s: float) -> Callable[[Sequence[Update], Sequence[Stamps]], None]:
-        def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-            told(updates, stamps)
+    def telling(self, told: Told, takes_s: float) -> Callable[[Sequence[Update], Sequence[Stamps]], int]:
+        def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
             self.work(takes_s)
+            return told(updates, stamps)
 
         return tell
 
@@ -149,10 +164,10 @@ async def test_a_process_with_time_to_spare_does_not_rest(monkeypatch: pytest.Mo
 
 
 def rests(parts: Sequence[float], rest_s: float = 0.0) -> list[float]:
-    """One look after the other, with such parts of the time worked."""
+    """One look after the other, with such parts of the time worked, half of it telling."""
     found = []
     for part in parts:
-        rest_s = rest_after(rest_s, part * LOOKS_APART_S, LOOKS_APART_S)
+        rest_s = rest_after(rest_s, part * LOOKS_APART_S, part / 2 * LOOKS_APART_S, LOOKS_APART_S)
         found.append(rest_s)
     return found
 
@@ -177,7 +192,24 @@ def test_a_rest_that_leaves_just_enough_time_stays() -> None:
 
 
 def test_after_a_pause_nothing_is_left_of_a_rest() -> None:
-    assert rest_after(REST_S_MAX, worked_s=0.05, elapsed_s=2.0) == 0.0
+    assert rest_after(REST_S_MAX, worked_s=0.05, told_s=0.02, elapsed_s=2.0) == 0.0
+
+
+def test_a_process_that_is_busy_with_something_else_than_telling_does_not_rest() -> None:
+    told_s = 0.9 * TELLS_MUCH * LOOKS_APART_S
+    assert rest_after(0.0, LOOKS_APART_S, told_s, LOOKS_APART_S) == 0.0
+    assert rest_after(REST_S_MAX, LOOKS_APART_S, told_s, LOOKS_APART_S) < REST_S_MAX
+
+
+async def test_beside_other_work_what_comes_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), Told()
+    hinting = Hinting(clock.telling(told, 0.9 * TELLS_MUCH * LOOKS_APART_S))
+    for version in range(5):
+        clock.work(LOOKS_APART_S)
+        hinting.hint([update(version)], [])
+        hinting.flush()
+        await asyncio.sleep(0)
+    assert told.versions == [[version] for version in range(5)]
 
 
 async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,19 +220,18 @@ async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: py
     hinting.hint([update(1)], [])
     hinting.hint([update(version) for version in range(2, 2 * TOLD_PER_TURN + 2)], [])
     await turns(3)
-    assert [len(versions) for versions in told.versions] == [1, TOLD_PER_TURN, TOLD_PER_TURN]
-    while len(told.calls) < 4:
-        await asyncio.sleep(0.01)
+    assert [len(versions) for versions in told.versions] == [1, TOLD_PER_TURN, TOLD_PER_TURN, 1]
     assert [version for versions in told.versions for version in versions] == list(range(2 * TOLD_PER_TURN + 2))
 
 
 async def test_a_telling_that_fails_is_not_the_last() -> None:
     calls: list[int] = []
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
         calls.append(len(updates))
         if len(calls) == 1:
             raise RuntimeError("a mistake")
+        return len(updates)
 
     hinting = Hinting(tell)
     hinting.hint([update(1)], [])
@@ -215,8 +246,9 @@ async def test_a_telling_that_fails_is_not_the_last() -> None:
 async def test_stamps_go_with_their_updates() -> None:
     found: list[tuple[int, list[int]]] = []
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
         found.append((len(updates), [one.version for one in stamps]))
+        return len(updates)
 
     hinting = Hinting(tell)
     last = TOLD_PER_TURN + 10
@@ -234,3 +266,65 @@ async def test_nothing_is_told_after_the_stop() -> None:
     hinting.hint([update(version) for version in range(2 * TOLD_PER_TURN)], [])
     await asyncio.sleep(0.01)
     assert told.versions == []
+
+
+async def test_of_an_object_that_changes_again_before_it_was_told_only_the_newest_is() -> None:
+    found: list[tuple[list[Update], list[Stamps]]] = []
+
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+        found.append((list(updates), list(stamps)))
+        return len(updates)
+
+    hinting = Hinting(tell)
+    sampled = [Stamps(change(version).object, version, 0, 1) for version in (7, 9)]
+    hinting.hint([change(7), update(1)], sampled[:1])
+    hinting.hint([change(9)], sampled[1:])
+    hinting.hint([change(8)], [])
+    hinting.flush()
+    assert found == [([change(9), update(1)], sampled[1:])]
+    assert not hinting._stamps
+
+
+@pytest.mark.parametrize(("first", "second", "left_out"), [("a", "a", "a"), ("a", "b", ""), ("", "a", ""), ("a", "", "")])
+async def test_who_made_one_of_two_changes_hears_of_both(first: str, second: str, left_out: str) -> None:
+    """Trap 11."""
+    found: list[Update] = []
+
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+        found.extend(updates)
+        return len(updates)
+
+    hinting = Hinting(tell)
+    hinting.hint([change(7, first), change(8, second)], [])
+    hinting.flush()
+    assert found == [change(8, left_out)]
+
+
+async def test_what_one_turn_cannot_tell_the_next_one_does() -> None:
+    told = Told()
+
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+        return told(updates[:2], stamps)
+
+    hinting = Hinting(tell)
+    hinting.hint([update(version) for version in range(5)], [])
+    hinting.flush()
+    assert told.versions == [[0, 1]]
+    await turns(2)
+    assert told.versions == [[0, 1], [2, 3], [4]]
+
+
+async def test_at_the_limit_those_that_wait_longest_are_left_to_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    hinting = Hinting(Clock(monkeypatch).telling(told, 1.01 * LOOKS_APART_S))
+    hinting.hint([update(0)], [])
+    hinting.flush()  # and until the loop has come round nothing is told
+    stamps = [Stamps(update(version).object, version, 0, 1) for version in (1, 50)]
+    hinting.hint([update(version) for version in range(1, 101)], stamps)
+    hinting.hint([update(version) for version in range(101, WAITING_MAX + 11)], [])
+    assert hinting.left_out == 10
+    assert [version for _, version in hinting._stamps] == [50]
+    async with asyncio.timeout(10):
+        while sum(map(len, told.versions)) < WAITING_MAX + 1:
+            await asyncio.sleep(0)
+    assert [version for versions in told.versions for version in versions] == [0, *range(11, WAITING_MAX + 11)]

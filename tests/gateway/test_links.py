@@ -56,8 +56,8 @@ from tests.gateway.talking import channel_url, handshake, hear, hear_until, say
 FAST = {"member_heartbeat_s": 0.2, "member_timeout_s": 2.0}
 
 
-async def both(start: Start) -> tuple[Gateway, Gateway]:
-    one, two = await start("left", **FAST), await start("two", **FAST)
+async def both(start: Start, **changes: object) -> tuple[Gateway, Gateway]:
+    one, two = await start("left", **FAST, **changes), await start("two", **FAST, **changes)
     async with asyncio.timeout(10):
         while not (_linked(one, two) and _linked(two, one)):
             await asyncio.sleep(0.02)
@@ -123,26 +123,58 @@ async def test_message_for_another_owner_is_passed_on_and_answered(start: Start,
 
 async def test_notification_reaches_a_client_at_the_other_gateway(start: Start, http: aiohttp.ClientSession) -> None:
     one, two = await both(start)
+    socket, token, update = await registered_at_the_other(one, two, http)
+    update = update._replace(version=8)
+    answer = asyncio.create_task(propagate(two, [update]))
+    assert (await hear_until(socket, "notify"))["notify"][0]["version"] == "8"
+    await say(socket, token=token, acks=[{"object": "hello", "seqno": str(update.seqno), "version": "8"}])
+    assert await answer == [SETTLED]
+    assert await propagate(one, [update]) == [NOT_OWNER]
+    await socket.close()
+
+
+async def registered_at_the_other(one: Gateway, two: Gateway, http: aiohttp.ClientSession) -> tuple[Any, str, Propagation]:
+    """A client that is connected at `one`, owned by `two`, registered for "hello", and told of version 7."""
     socket, token = await client_at_the_other(http, one, two)
     await say(socket, token=token, register=[{"op": 1, "object": "hello"}])
     await hear_until(socket, "summary")
     client, session = claims_of(one, token)
-    key = object_key("demo", 0, b"hello")
     async with asyncio.timeout(10):
         while not (row := two.registrar.sessions.get(client)) or not row.pending:
             await asyncio.sleep(0.02)
-    registered = Propagation(client, key, seqno_of(session, 1), OUTCOME_VERSION, 7)
+    registered = Propagation(client, object_key("demo", 0, b"hello"), seqno_of(session, 1), OUTCOME_VERSION, 7)
     answer = asyncio.create_task(propagate(two, [registered]))
     notify = (await hear_until(socket, "notify"))["notify"][0]
     assert (notify["object"], notify["version"]) == ("hello", "7")
     await say(socket, token=token, acks=[{"object": "hello", "seqno": notify["seqno"], "version": "7"}])
     assert await answer == [SETTLED]
-    update = registered._replace(outcome=OUTCOME_UPDATE, version=8, seqno=int(notify["seqno"]))
-    answer = asyncio.create_task(propagate(two, [update]))
-    assert (await hear_until(socket, "notify"))["notify"][0]["version"] == "8"
-    await say(socket, token=token, acks=[{"object": "hello", "seqno": notify["seqno"], "version": "8"}])
-    assert await answer == [SETTLED]
-    assert await propagate(one, [update]) == [NOT_OWNER]
+    return socket, token, registered._replace(outcome=OUTCOME_UPDATE, seqno=int(notify["seqno"]))
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_an_accepted_update_reaches_clients_of_the_other_gateway_without_the_pipeline(
+    start: Start, http: aiohttp.ClientSession, fast_path: bool
+) -> None:
+    """None runs here: what is heard of the publish came over the link (DESIGN 6, fast path; at both the accepting and the telling side)."""
+    one, two = await both(start, fast_path=fast_path)
+    socket, token, update = await registered_at_the_other(one, two, http)
+    async with http.post(f"{one.url}/v1/publish", json={"application": "demo", "object": "hello", "version": 8}) as response:
+        assert response.status == 200
+    if fast_path:
+        notify = (await hear_until(socket, "notify"))["notify"][0]
+        assert (notify["version"], two.registrar.counters.sent_at_once) == ("8", 1)
+        await say(socket, token=token, acks=[{"object": "hello", "seqno": notify["seqno"], "version": "8"}])
+        async with asyncio.timeout(10):
+            while two.registrar.counters.acknowledged < 2:
+                await asyncio.sleep(0.01)
+        assert await propagate(two, [update._replace(version=8)]) == [SETTLED]
+        assert two.registrar.counters.sent == 1, "the pipeline sent nothing more"
+    else:
+        answer = asyncio.create_task(propagate(two, [update._replace(version=8)]))
+        assert (await hear_until(socket, "notify"))["notify"][0]["version"] == "8"
+        await say(socket, token=token, acks=[{"object": "hello", "seqno": str(update.seqno), "version": "8"}])
+        assert await answer == [SETTLED]
+        assert two.registrar.counters.sent_at_once == 0
     await socket.close()
 
 

@@ -52,7 +52,7 @@ from roskva.registrar import core
 from roskva.registrar.cells import WAITING, Created, client_row
 from roskva.registrar.events import encode_registration
 from roskva.registrar.row import ClientRow, Waiting
-from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Channel, Outstanding, Session, notify_of
+from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Channel, Outstanding, Session
 from roskva.table.interface import Cell, Mutation
 from tests.properties.store import PARTITIONS, ModelFeed, ModelTable, Steps
 
@@ -420,7 +420,8 @@ class RegistrarShell:
 
     @staticmethod
     def _notify(entry: Outstanding) -> Notify:
-        return notify_of(name_to_text(name_of(entry.object)), entry, epoch_of(entry.object))
+        version = None if entry.version is None else str(entry.version)
+        return Notify(name_to_text(name_of(entry.object)), str(entry.seqno), version, epoch_of(entry.object))
 
     def _store(self, owed: Iterable[tuple[int, Owed]], verdicts: list[int]) -> None:
         """One write per client: `pending` done, together with what is still unacknowledged. Then registrations are confirmed."""

@@ -14,8 +14,9 @@ from roskva.config import ApplicationSettings, Settings
 from roskva.model import OUTCOME_UPDATE, SETTLED, ClientId, ObjectKey, Propagation, object_key
 from roskva.protocol.messages import Notify
 from roskva.registrar.cells import REG, REGISTERED, WAITING, log_cell
+from roskva.registrar.counters import Counters
 from roskva.registrar.row import ClientRow, Waiting
-from roskva.registrar.sessions import Counters, Outstanding, Session, Wave
+from roskva.registrar.sessions import Outstanding, Session, Wave
 from roskva.registrar.unacknowledged import READ_AT_A_TIME, Unacknowledged
 from roskva.table.interface import Cell
 from tests.registrar.crowd import Caller, Crowd, Line
@@ -269,7 +270,7 @@ def test_what_a_call_waits_for_is_released_when_it_is_let_go_of_and_counted() ->
     entries: list[Outstanding] = []
     for key in keys:
         entries.append(hall.memory.entry(session, key, 1, 7, hall.now_s))
-        entries[-1].waves.append(wave)
+        entries[-1].waves = (wave,)
         wave.join()
     assert not hall.memory.has_room(session, hall.now_s)
     for _ in range(4 * 7):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,3 +196,93 @@ async def test_it_can_be_switched_off(tmp_path: Path) -> None:
         channel, _, event = await following(place)
         place.registrar.fast.updated([Update(event.object, 7, "")])
         assert versions(channel) == ["1"]
+
+
+async def test_a_turn_tells_so_many_followers_and_the_others_come_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._TOLD_TOGETHER", 4)
+    everyone = [await following(place, device=f"d{number}") for number in range(3)]
+    other, _, alone = await following(place, "y", "d9")
+    updates = [Update(everyone[0][2].object, 7, ""), Update(alone.object, 7, ""), Update(everyone[0][2].object, 8, "")]
+    assert place.registrar.fast.updated(updates) == 2
+    assert versions(other) == ["1", "7"]
+    assert all(versions(channel) == ["1", "7"] for channel, _, _ in everyone)
+    assert place.registrar.fast.updated(updates[2:]) == 1
+    assert all(versions(channel) == ["1", "7", "8"] for channel, _, _ in everyone)
+
+
+async def test_crowds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 1)
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        crowds = {name: [await following(place, name, f"{name}{one}") for one in range(3)] for name in ("x", "y")}
+        told_in_turn: list[int] = []
+        tell_some = place.registrar.fast._tell_some
+
+        def counted(crowd: Any) -> bool:
+            before = place.registrar.counters.sent_at_once
+            left = tell_some(crowd)
+            told_in_turn.append(place.registrar.counters.sent_at_once - before)
+            return left
+
+        monkeypatch.setattr(place.registrar.fast, "_tell_some", counted)
+        place.registrar.fast.updated([Update(crowd[0][2].object, 7, "") for crowd in crowds.values()])
+        async with asyncio.timeout(5):
+            while place.registrar.fast._crowds:
+                await asyncio.sleep(0)
+        assert all(versions(channel) == ["1", "7"] for crowd in crowds.values() for channel, _, _ in crowd)
+        assert told_in_turn == [1] * 6
+
+
+async def test_an_earlier_version_acknowledged_settles_what_tells_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that changes faster than its client answers is written no more often than one that does not."""
+    channel, token, event = await following(place)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    place.registrar.fast.updated([Update(event.object, 8, "")])
+    stored = place.registrar.counters.stored
+    place.say(channel, ClientMessage(token=token, acks=[Ack("x", str(event.seqno), "7")]))
+    await asyncio.sleep(0.02)
+    session = place.registrar.sessions[place.client(token)]
+    with monkeypatch.context() as patched:
+        patched.setattr(place.registrar.rows, "get_many", None)  # no row is needed for it
+        assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+    answer_ms = session.answer_ms
+
+    async def acknowledge_meanwhile() -> None:
+        await asyncio.sleep(0.01)
+        place.registrar.fast.updated([Update(event.object, 9, "")])
+        place.say(channel, ClientMessage(token=token, acks=[Ack("x", str(event.seqno), "8")]))
+
+    began_s = time.monotonic()
+    verdicts, _ = await asyncio.gather(place.registrar.propagate([told(event, OUTCOME_UPDATE, 8)]), acknowledge_meanwhile())
+    assert verdicts == [SETTLED]
+    assert place.registrar.counters.stored == stored, "acknowledged in time: nothing is written"
+    assert session.answer_ms == answer_ms, "and its client is not slow"
+    assert place.registrar.unacknowledged.count == 1, "the last is still owed"
+    assert time.monotonic() - began_s < 10
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 9)]) == [SETTLED]
+    assert place.registrar.counters.stored == stored + 1, "and written, since nobody answered"
+
+
+async def test_a_hint_that_comes_after_the_pipeline_is_not_told_again(place: Place) -> None:
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)]) == [SETTLED]
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    assert versions(channel) == ["1", "7"]
+    place.registrar.fast.updated([Update(event.object, 8, "")])
+    assert versions(channel) == ["1", "7", "8"]
+
+
+async def test_a_call_whose_tuples_are_settled_leaves_turns_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.delivery._SORTED_PER_TURN", 1)
+    channel, token, event = await following(place)
+    acknowledging(place, channel, token)
+    place.registrar.fast.updated([Update(event.object, 7, "")])
+    await asyncio.sleep(0.05)
+    turns = 0
+    call = asyncio.create_task(place.registrar.propagate([told(event, OUTCOME_UPDATE, version) for version in (4, 5, 6, 6, 7)]))
+    while not call.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert await call == [SETTLED] * 5
+    assert turns >= 5
+    assert place.registrar.counters.stored == 0

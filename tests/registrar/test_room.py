@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from roskva.errors import Overloaded
+from roskva.registrar.counters import Counters
 from roskva.registrar.room import AGAIN_MAX_S, AGAIN_MIN_S, PRESSED_AGAIN_S, Room
 from roskva.registrar.scanning import BUCKETS_AT_A_TIME, UNKNOWN_AGE_S, Scan
-from roskva.registrar.sessions import Counters
 from roskva.table.interface import Cell, Row, RowKey
 from roskva.table.marks import bucket_of
 

@@ -68,7 +68,8 @@ async def test_what_the_pipeline_sends_is_of_the_pipeline(place: Place) -> None:
 async def test_what_the_fast_path_sent_and_nobody_answered_is_not_sent_first_by_the_pipeline(place: Place) -> None:
     _, _, event = await following(place)
     stamps = stamps_of(place, event.object, 7)
-    place.registrar.fast.hinted([Update(event.object, 7, "")], [stamps])
+    place.registrar.trails.noted([stamps])
+    place.registrar.fast.updated([Update(event.object, 7, "")], [stamps])
     assert await place.registrar.propagate([told(event, OUTCOME_UPDATE, 7)], [picked(stamps)]) == [SETTLED]
     found = counts(place)
     assert found[of.FAST, of.TO_SENT] == 1
@@ -108,7 +109,7 @@ async def test_of_a_crowd_that_is_told_in_turns_a_few_are_followed_up_to_the_las
     outstanding = [session.outstanding[key, False] for session in place.registrar.sessions.values()]
     assert sum(entry.trail is not None for entry in outstanding) == CLIENTS_MAX
     await asyncio.sleep(0.01)
-    assert not place.registrar.fast._crowd_stamps
+    assert not place.registrar.fast._crowds
 
 
 def test_what_the_pipeline_never_comes_with_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from roskva.propagation.blind import write_blindly
 from roskva.protocol.messages import ClientMessage, Register
 from roskva.registrar.cells import Pending, client_row, registration_cells, seqno_cell
 from roskva.registrar.core import blind
+from roskva.registrar.counters import Counters
 from roskva.registrar.recovery import Recovery
-from roskva.registrar.sessions import Counters
 from roskva.table import TableLanes
 from roskva.table.interface import Mutation
 from roskva.table.marks import MARKS, bucket_row, marks_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 from roskva.errors import Overloaded, PartitionUnavailable, Unavailable
 from roskva.table import SqliteTable
 from roskva.table.interface import Cell, Mutation, Row, RowKey
-from roskva.table.lanes import MANY_CALLS, QUEUED_CELLS_MAX, Lane, TableLanes
+from roskva.table.lanes import MANY_CALLS, QUEUED_CELLS_MAX, Lane, Rounds, TableLanes
 from roskva.table.manifest import Manifest
 
 
@@ -225,7 +225,7 @@ async def test_what_comes_while_a_lane_rests_goes_together_and_what_comes_after_
         batches.append(items)
         return list(items)
 
-    lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=0.3)
+    lane: Lane[int, int] = Lane("resting", work, 100, 100, rounds=Rounds(0.3))
     assert await lane.submit(1, 1) == 1
     waiting = []
     for item in (2, 3, 4):
@@ -246,7 +246,7 @@ async def test_a_lane_rests_by_how_many_calls_came_together() -> None:
         return list(items)
 
     rest_s = 0.4
-    lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=rest_s)
+    lane: Lane[int, int] = Lane("resting", work, 100, 100, rounds=Rounds(rest_s))
     for count in (1, 2, MANY_CALLS, 1):
         await asyncio.gather(*(lane.submit(item, 1) for item in range(count)))
     await lane.close()
@@ -279,9 +279,46 @@ async def test_calls_that_come_one_by_one_but_fast_rest_as_if_they_came_together
         return list(items)
 
     rest_s = 0.4
-    lane: Lane[int, int] = Lane("resting", work, 100, 100, rest_s=rest_s)
+    lane: Lane[int, int] = Lane("resting", work, 100, 100, rounds=Rounds(rest_s))
     for item in range(3):
         await lane.submit(item, 1)  # each as soon as the one before is done: the second has to wait, and the third for as long as after two
     await lane.close()
     first_s, second_s = (after_s - before_s for before_s, after_s in pairwise(began_s))
     assert 0.4 * rest_s < first_s < 0.9 * rest_s <= second_s
+
+
+async def test_lanes_that_share_their_rounds_begin_together() -> None:
+    """What has parts in several waits for one rest; one that is busy meanwhile is in the next round."""
+    began: list[tuple[str, list[int]]] = []
+    go_on = threading.Event()
+
+    def work_of(name: str) -> Callable[[list[int]], list[int | Exception]]:
+        def work(items: list[int]) -> list[int | Exception]:
+            began.append((name, items))
+            if items == [1]:
+                go_on.wait(10.0)
+            return list(items)
+
+        return work
+
+    rounds = Rounds(0.2)
+    left: Lane[int, int] = Lane("left", work_of("left"), 100, 100, rounds=rounds)
+    right: Lane[int, int] = Lane("right", work_of("right"), 100, 100, rounds=rounds)
+    first = left.submit(1, 1)  # and keeps its lane busy
+    await asyncio.sleep(0.01)
+    began_s = time.monotonic()
+    second = left.submit(2, 1)
+    third = right.submit(3, 1)
+    assert await third == 3
+    assert time.monotonic() - began_s >= 0.05, "its own lane has not begun before, but the round was"
+    assert not second.done()
+    fourth = right.submit(4, 1)
+    go_on.set()
+    assert list(await asyncio.gather(first, second, fourth)) == [1, 2, 4]
+    assert [sorted(began[:1]), sorted(began[1:2]), sorted(began[2:])] == [
+        [("left", [1])],
+        [("right", [3])],
+        [("left", [2]), ("right", [4])],
+    ]
+    await left.close()
+    await right.close()

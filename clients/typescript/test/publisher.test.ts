@@ -152,3 +152,28 @@ test("pauses double up to five seconds, and are never shorter than the service a
   assert.equal(pauseS(0, 0, 0), 0.05);
   assert.deepEqual([pauseS(0, 8, 0), pauseS(0, 8, 1)], [8, 12]);
 });
+
+test("a request says since when the first of its updates waits, also when it is repeated", async () => {
+  const stamps: number[] = [];
+  const server = createServer((request, response) => {
+    stamps.push(Number(request.headers["roskva-published"]));
+    void text(request).then((body) => {
+      const failed = stamps.length === 1;
+      const answer = failed ? { error: OVERLOADED } : durable(JSON.parse(body), stamps.length).body;
+      response.writeHead(failed ? 503 : 200, { "Content-Type": "application/json" }).end(JSON.stringify(answer));
+    });
+  });
+  await new Promise<void>((ready) => server.listen(0, "127.0.0.1", ready));
+  try {
+    const publisher = new Publisher(`http://127.0.0.1:${(server.address() as { port: number }).port}`, { application: "shop" });
+    const beforeUs = Date.now() * 1000;
+    await publisher.publish("a", 1);
+    assert.equal(stamps.length, 2);
+    assert.ok(stamps.every((stamp) => Number.isInteger(stamp) && stamp >= beforeUs && stamp <= Date.now() * 1000));
+    assert.equal(stamps[1], stamps[0]);
+    await publisher.close();
+  } finally {
+    server.close();
+    server.closeAllConnections();
+  }
+});

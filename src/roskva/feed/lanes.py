@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from roskva.errors import Overloaded, PartitionBusy, PartitionLost, Unavailable
 from roskva.feed.interface import Entry, Feed
 from roskva.model import partition_of
-from roskva.table.lanes import Lane, all_of
+from roskva.table.lanes import Lane, Rounds, all_of
 
 QUEUED_ENTRIES_MAX: Final = 20_000  # of one lane, in the queue and under way; a call that comes at the limit is refused
 BATCH_ENTRIES_MAX: Final = 4_000  # of one transaction, a larger single call aside
@@ -31,9 +31,9 @@ class Appended(NamedTuple):
 class FeedLanes:
     """Appends to a blocking `Feed` for an event loop: one lane per topic and partition. Make it inside the running loop.
 
-    `look` is called in the lane's thread after each commit, once for all whose entries were in it. Between the beginnings of two commits
-    lie about `rest_s`: less after a call that came alone, more after many. `after` is called on the loop when those whose entries were in
-    a commit have their answers.
+    `look` is called in the lane's thread after each commit, once for all whose entries were in it. Between the beginnings of commits lie
+    about `rest_s`: less after calls that came alone, more after many. `after` is called on the loop when those whose entries were in a
+    commit have their answers.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FeedLanes:
         self.feed = feed
         self._look = look
         self._after = after
-        self._rest_s = rest_s
+        self._rounds = Rounds(rest_s)
         self._lanes: dict[tuple[str, int], Lane[Sequence[Entry], Appended]] = {}
 
     def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
@@ -72,7 +72,7 @@ class FeedLanes:
         if lane is None:
             work = partial(self._append_batch, topic, partition)
             lane = self._lanes[topic, partition] = Lane(
-                f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX, rest_s=self._rest_s, after=self._after
+                f"{topic}-{partition}", work, BATCH_ENTRIES_MAX, QUEUED_ENTRIES_MAX, rounds=self._rounds, after=self._after
             )
         return lane
 

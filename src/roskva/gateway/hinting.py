@@ -1,76 +1,147 @@
-"""What was just accepted goes to the clients that are online, here and at the other gateways: gathered, and told together.
+"""What was just accepted goes to the clients of this gateway that are online: gathered, and told together.
 
 Whatever is accepted by one commit is told right after it, so many updates in a turn of the event loop. While the process has time to spare
 that is all. While it has none, it rests after each telling, so that more of a client's notifications share a message, a system call and an
 acknowledgement: the longer the less time it has, up to a limit. Each rest costs everybody its length, so it becomes shorter as soon as
 there is time again. Nothing waits for this that is promised: the pipeline tells whatever is not told here.
 
+Of an object that changes again before it was told only the newest version is. At most so many objects wait; at the limit those that wait
+longest are left to the pipeline, since what is new is worth most.
+
 The time that counts is that of all threads of the process, not the event loop's alone: the loop has idle moments while the threads that
 write hold the interpreter's lock, and publishers that wait for their answers would keep it so, busy with messages of one notification each.
+A process that is busy with something else than telling does not rest: it would gather little, and everybody would wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from itertools import islice
+from typing import Final, Protocol
 
-from roskva.model import Stamps, Update
+from roskva.model import ObjectKey, Stamps, Update
 
 BUSY: Final = 0.9  # of the time of one core: above it there is none to spare, and rests grow
 AT_EASE: Final = 0.88  # below it they become shorter
+TELLS_MUCH: Final = 0.1  # of the time of one core, in telling: below it they become shorter, too
 LOOKS_APART_S: Final = 0.25  # in less, a moment of much work would look like all the time
 REST_S_MIN: Final = 0.001  # uvloop's timers know milliseconds: less is none
-REST_S_MAX: Final = 0.1
+REST_S_MAX: Final = 0.3
 GROWTH: Final = 3.0
 SHRINKAGE: Final = 0.4  # in the time from look to look
 TOLD_PER_TURN: Final = 1_000  # updates; while there are as many, there is no rest, but a turn of the loop
+WAITING_MAX: Final = 20_000  # objects
 
-Tell = Callable[[Sequence[Update], Sequence[Stamps]], None]
+# Tells of some of these, from the first on, and answers of how many: of as many as do not keep others waiting.
+Tell = Callable[[Sequence[Update], Sequence[Stamps]], int]
 
 
-def rest_after(rest_s: float, worked_s: float, elapsed_s: float) -> float:
-    """How long a rest is, if the one before was so long and the process has been at work for so much of the time since."""
-    if worked_s > BUSY * elapsed_s:
+class Pace(Protocol):
+    """How long to rest, by what tellings take."""
+
+    def begin(self) -> None:
+        """A telling begins."""
+
+    def end(self) -> None: ...
+
+    def rest_s(self, now_s: float) -> float:
+        """After the turn of the loop in which it was told."""
+        ...
+
+
+def rest_after(rest_s: float, worked_s: float, told_s: float, elapsed_s: float) -> float:
+    """How long a rest is, if the one before was so long and the process has been at work, and telling, for so much of the time since."""
+    tells_much = told_s >= TELLS_MUCH * elapsed_s
+    if tells_much and worked_s > BUSY * elapsed_s:
         return min(max(rest_s * GROWTH, REST_S_MIN), REST_S_MAX)
-    if worked_s < AT_EASE * elapsed_s:
+    if not tells_much or worked_s < AT_EASE * elapsed_s:
         shorter_s = rest_s * SHRINKAGE ** (elapsed_s / LOOKS_APART_S)
         return shorter_s if shorter_s >= REST_S_MIN else 0.0
     return rest_s
 
 
+class ByBusiness:
+    """The pace of this process, by how busy it is."""
+
+    def __init__(self) -> None:
+        self._rest_s = 0.0
+        self._looked_s = time.monotonic()
+        self._worked_s = time.process_time()
+        self._told_s = 0.0  # what telling took since the last look
+        self._began_s = 0.0
+
+    def begin(self) -> None:
+        self._began_s = time.thread_time()
+
+    def end(self) -> None:
+        self._told_s += time.thread_time() - self._began_s
+
+    def rest_s(self, now_s: float) -> float:
+        elapsed_s = now_s - self._looked_s
+        if elapsed_s >= LOOKS_APART_S:
+            worked_s = time.process_time()
+            self._rest_s = rest_after(self._rest_s, worked_s - self._worked_s, self._told_s, elapsed_s)
+            self._looked_s, self._worked_s, self._told_s = now_s, worked_s, 0.0
+        return self._rest_s
+
+
+def newest(before: Update, now: Update) -> Update:
+    """One update for two of an object. Its source is left out only if both are its own: it may not know the other."""
+    higher = now if now.version >= before.version else before
+    return higher if before.source == now.source else higher._replace(source="")
+
+
 class Hinting:
     """Belongs to the event loop on which it is told the first update."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, pace: Pace | None = None, clock: Callable[[], float] | None = None) -> None:
         self._tell = tell
-        self._updates: list[Update] = []
-        self._stamps: list[Stamps] = []
-        self._rest_s = 0.0
+        self._pace = ByBusiness() if pace is None else pace
+        self._clock = time.monotonic if clock is None else clock
+        self._waiting: dict[ObjectKey, Update] = {}  # in the order in which the objects came
+        self._next_told: deque[Update] = deque()  # those that waited when the last telling began, and are not told yet
+        self._stamps: dict[tuple[ObjectKey, int], Stamps] = {}  # of sampled ones among both
         self._rests_until_s = 0.0
-        self._looked_s = time.monotonic()
-        self._worked_s = time.process_time()
         self._next: asyncio.Handle | None = None  # the next telling, or the end of the turn after the last one
         self._in_turn = False  # it is the latter
         self._stopped = False
+        self.left_out = 0  # updates that were too many, and are left to the pipeline
 
     def hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         """These are durable in the feed; of sampled ones, since when."""
         if self._stopped:
             return
-        before = len(self._updates)
-        self._updates += updates
-        self._stamps += stamps
+        before = len(self._waiting)
+        for stamp in stamps:
+            self._stamps[stamp.object, stamp.version] = stamp
+        for update in updates:
+            known = self._waiting.get(update.object)
+            self._waiting[update.object] = update if known is None else self._together(known, update)
+        if len(self._waiting) + len(self._next_told) > WAITING_MAX:
+            self._leave_out()
         if self._next is None:
-            self._tell_later(self._rests_until_s - time.monotonic())
-        elif before < TOLD_PER_TURN <= len(self._updates) and not self._in_turn:
+            self._tell_later(self._rests_until_s - self._clock())
+        elif before < TOLD_PER_TURN <= len(self._waiting) and not self._in_turn:
             self._next.cancel()
             self._tell_later(0.0)
 
+    def _together(self, known: Update, update: Update) -> Update:
+        self._forget(known if known.version < update.version else update)
+        return newest(known, update)
+
+    def _leave_out(self) -> None:
+        self._next_told.extend(self._waiting.values())
+        self._waiting = {}
+        while len(self._next_told) > WAITING_MAX:
+            self._forget(self._next_told.popleft())
+            self.left_out += 1
+
     def flush(self) -> None:
         """Whoever was accepted together has been told so: what may be told now is, without another turn of the loop."""
-        if self._next is not None and not self._in_turn and not self._stopped and time.monotonic() >= self._rests_until_s:
+        if self._next is not None and not self._in_turn and not self._stopped and self._clock() >= self._rests_until_s:
             self._next.cancel()
             self._pass_on()
 
@@ -79,35 +150,37 @@ class Hinting:
         self._next = loop.call_later(rest_s, self._pass_on) if rest_s > 0 else loop.call_soon(self._pass_on)
 
     def _pass_on(self) -> None:
-        updates, self._updates = self._updates[:TOLD_PER_TURN], self._updates[TOLD_PER_TURN:]
-        stamps, self._stamps = self._stamps, []
-        if self._updates:
-            now = {(update.object, update.version) for update in updates}
-            self._stamps = [one for one in stamps if (one.object, one.version) not in now]
-            stamps = [one for one in stamps if (one.object, one.version) in now]
+        if not self._next_told:
+            self._next_told.extend(self._waiting.values())
+            self._waiting = {}
+        updates = list(islice(self._next_told, TOLD_PER_TURN))
+        stamps = [self._stamps.get((one.object, one.version)) for one in updates] if self._stamps else []
         self._in_turn = True
         self._next = asyncio.get_running_loop().call_soon(self._turned)
-        self._tell(updates, stamps)
+        told = len(updates)  # also if it fails: it would fail again
+        self._pace.begin()
+        try:
+            told = self._tell(updates, [stamp for stamp in stamps if stamp is not None])
+        finally:
+            self._pace.end()
+            for _ in range(told):
+                self._forget(self._next_told.popleft())
+
+    def _forget(self, update: Update) -> None:
+        if self._stamps:
+            self._stamps.pop((update.object, update.version), None)
 
     def _turned(self) -> None:
         """The loop has dealt with all that had come meanwhile."""
         self._next = None
         self._in_turn = False
-        now_s = time.monotonic()  # uvloop's own time stands still within a turn
-        self._look(now_s)
-        self._rests_until_s = now_s + self._rest_s
-        if len(self._updates) >= TOLD_PER_TURN:
+        now_s = self._clock()  # uvloop's own time stands still within a turn
+        rest_s = self._pace.rest_s(now_s)
+        self._rests_until_s = now_s + rest_s
+        if self._next_told or len(self._waiting) >= TOLD_PER_TURN:
             self._pass_on()
-        elif self._updates:
-            self._tell_later(self._rest_s)
-
-    def _look(self, now_s: float) -> None:
-        """How busy the process was since the last look."""
-        elapsed_s = now_s - self._looked_s
-        if elapsed_s >= LOOKS_APART_S:
-            worked_s = time.process_time()
-            self._rest_s = rest_after(self._rest_s, worked_s - self._worked_s, elapsed_s)
-            self._looked_s, self._worked_s = now_s, worked_s
+        elif self._waiting:
+            self._tell_later(rest_s)
 
     def stop(self) -> None:
         self._stopped = True

@@ -309,6 +309,8 @@ class Links:
         self.member = member
         self.unanswered = unanswered
         self._links: dict[str, Link] = {}
+        self._hints: list[Update] = []  # of this turn of the event loop
+        self._stamps: list[Stamps] = []
 
     def members_changed(self, live: dict[str, Member]) -> None:
         for identity in [identity for identity in self._links if identity not in live]:
@@ -325,10 +327,22 @@ class Links:
         return link is not None and link.send(frame)
 
     def hint(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> None:
-        """Tell all others of updates that were accepted here. A link that is down or full passes on nothing."""
-        for link in self._links.values():
-            for start in range(0, len(updates), HINTS_PER_FRAME_MAX):
-                link.send(Hints(list(updates[start : start + HINTS_PER_FRAME_MAX]), [] if start else list(stamps)))
+        """Tell all others of updates that were accepted here, those of one turn of the event loop together: each tells its clients at its
+        own pace. A link that is down or full passes on nothing."""
+        if not self._links:
+            return
+        if not self._hints:
+            asyncio.get_running_loop().call_soon(self._pass_hints)
+        self._hints += updates
+        self._stamps += stamps
+
+    def _pass_hints(self) -> None:
+        updates, self._hints = self._hints, []
+        stamps, self._stamps = self._stamps, []
+        for start in range(0, len(updates), HINTS_PER_FRAME_MAX):
+            frame = Hints(updates[start : start + HINTS_PER_FRAME_MAX], [] if start else stamps)
+            for link in self._links.values():
+                link.send(frame)
 
     def stop(self) -> None:
         for link in self._links.values():

@@ -104,7 +104,7 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
-        hinting = Hinting(self._tell)
+        self._hinting = hinting = Hinting(lambda updates, stamps: self.registrar.fast.updated(updates, stamps))
         opened = await asyncio.to_thread(open_feed, settings)
         feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, hinting.flush)
         undo.push_async_callback(feed.close)
@@ -128,9 +128,7 @@ class Gateway:
         door = Door(settings.data, self.name)
         undo.push_async_callback(door.close)  # late: what clients are told at the end may go through it
         await asyncio.to_thread(door.bind)
-        internal_port = InternalPort(
-            keys.internal, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.hinted, metrics
-        )
+        internal_port = InternalPort(keys.internal, self.member_id, self.router, self.registrar.propagate, self._hinted, metrics)
         undo.push_async_callback(internal_port.stop)
         internal = await internal_port.start(settings.internal_listen)
         self.port = Port(settings, self.router, metrics, admission, self._http_protocol, certificates, self.member_id)
@@ -162,7 +160,7 @@ class Gateway:
         )
         details = Details(settings, table.table, feed.feed, manifest, self.membership, self.registrar, self._is_connected)
         registry = registry_of(metrics, self.name, self.registrar.counters.items, self._gauges, self.registrar.trails.latency)
-        hint = hinting.hint if settings.fast_path else None
+        hint = self._hint if settings.fast_path else None
         undo.callback(hinting.stop)
         publishing = Publishing(settings, feed, epoch_seen, metrics, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, metrics, lambda: self.registrar.room.pressed)
@@ -218,9 +216,15 @@ class Gateway:
         self.links.members_changed(self.view.live)
         self.router.members_changed()
 
-    def _tell(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        self.registrar.fast.updated(updates, stamps)
+    def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        """What was accepted here."""
         self.links.hint(updates, stamps)
+        self._hinting.hint(updates, stamps)
+
+    def _hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        """What another gateway accepted."""
+        self.registrar.trails.noted(stamps)
+        self._hinting.hint(updates, stamps)
 
     def _press(self, reason: str) -> None:
         self.registrar.room.pressed = reason
@@ -266,6 +270,7 @@ class Gateway:
             ("publish_bytes_waiting", self.intake.bytes_waiting),
             ("disk_free_bytes", self.disk.free_bytes or 0),
             ("disk_full", int(bool(self.disk.full))),
+            ("hints_left_out", self._hinting.left_out),
             ("collection_ms_max", round(self.collecting.longest_ms)),
         ]
 

@@ -15,9 +15,10 @@ from roskva.errors import Unavailable
 from roskva.model import UNAVAILABLE, ClientId, Propagation
 from roskva.probes import reached
 from roskva.registrar.core_collection import COLLECTED, answer
+from roskva.registrar.counters import Counters
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import Counters, Orders, Session
+from roskva.registrar.sessions import Orders, Session
 from roskva.table.interface import Cell
 
 

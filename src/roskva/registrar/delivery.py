@@ -26,16 +26,16 @@ from roskva.model import (
     client_partition,
     name_from_text,
     object_key,
-    version_from_text,
 )
 from roskva.protocol.messages import Ack, Notify, Status
 from roskva.registrar import core
 from roskva.registrar.cells import is_waiting, stamped_waiting
 from roskva.registrar.core_collection import ASKED
+from roskva.registrar.counters import Counters
 from roskva.registrar.fast import FastPath
 from roskva.registrar.row import ClientRow, Waiting
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Counters, Outstanding, Session, Wave
+from roskva.registrar.sessions import MAYBE_STORED, NOT_STORED, STORED, Outstanding, Session, Wave
 from roskva.registrar.trails import NOBODY, ByUpdate, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 from roskva.table.interface import Cell
@@ -45,6 +45,7 @@ _READING_FOR_ACKS_MAX: Final = 1_000  # messages with acknowledgements that wait
 _TURN_S: Final = 0.001
 # Tuples of one call that are looked at in a turn of the event loop: a large fan-out comes in calls of 1,000, and others wait for each turn.
 _TOLD_PER_TURN: Final = 200
+_SORTED_PER_TURN: Final = 1_000  # those that are settled already cost a microsecond or two each
 
 Item = TypeVar("Item")
 
@@ -144,16 +145,10 @@ class Delivery:
         verdicts = [SETTLED] * len(propagations)
         mine: list[tuple[int, Propagation]] = []
         asked: list[tuple[int, Propagation]] = []
-        settling = self._settling()
-        for index, told in enumerate(propagations):
-            session = self._sessions.get(told.client)
-            partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
-            if not self._owns(partition):
-                verdicts[index] = NOT_OWNER
-            elif session is not None and session.busy.covered and not settling and self._is_covered(session, told):
-                continue  # acknowledged by this very registration before the pipeline came: settled, whatever the row says
-            else:
-                (asked if told.outcome in ASKED else mine).append((index, told))
+        for start in range(0, len(propagations), _SORTED_PER_TURN):
+            if start:
+                await asyncio.sleep(0)
+            self._sort(start, propagations[start : start + _SORTED_PER_TURN], verdicts, mine, asked)
         if not mine and not asked:
             return verdicts
         told_now = _Told(Wave(self._clock), verdicts)
@@ -185,11 +180,33 @@ class Delivery:
             verdicts[index] = verdict
         return verdicts
 
+    def _sort(
+        self,
+        start: int,
+        propagations: Sequence[Propagation],
+        verdicts: list[int],
+        mine: list[tuple[int, Propagation]],
+        asked: list[tuple[int, Propagation]],
+    ) -> None:
+        """Some of a call, from this place on: what is settled already, or another's, needs nothing more."""
+        settling = self._settling()
+        for index, told in enumerate(propagations, start):
+            session = self._sessions.get(told.client)
+            partition = client_partition(told.client, self._settings.partitions) if session is None else session.partition
+            if not self._owns(partition):
+                verdicts[index] = NOT_OWNER
+            elif session is not None and session.busy.covered and not settling and self._is_covered(session, told):
+                continue  # acknowledged by this very registration before the pipeline came: settled, whatever the row says
+            else:
+                (asked if told.outcome in ASKED else mine).append((index, told))
+
     def _unsettled(self, told_now: _Told, wait_s: float) -> list[_Owed]:
         """After the wait: what must be written all the same."""
         unsettled: list[_Owed] = []
         for one in told_now.awaited:
             acknowledged = one.entry is not None and one.entry.acknowledged
+            if one.session is not None and not acknowledged and self._is_covered(one.session, one.told):
+                continue  # by this version; a later one is still owed, for which the feed has a record of its own
             if one.session is not None and not acknowledged:
                 one.session.answered(2 * (wait_s + self._lag_s))  # so that who never answers does not hold up every batch
             if not acknowledged or one.told.outcome != OUTCOME_UPDATE:  # an acknowledged update leaves nothing to write
@@ -261,7 +278,8 @@ class Delivery:
             outbox.setdefault(session, []).append(self._unacknowledged.sent(session, entry, now_s))
             self._counters.sent += 1
         if session.answer_ms <= self._settings.ack_wait_ms + 1000.0 * self._lag_s and entry.stored != STORED:
-            entry.waves.append(wave)
+            entry.waves = (*entry.waves, wave)
+            entry.awaited = max(entry.awaited, told.version)
             wave.join()
         return _Owed(index, told, row, session, entry, tell, version)
 
@@ -344,12 +362,15 @@ class Delivery:
         """The application has the versions that these name. Acknowledgements are never refused for order, nor beyond what was sent."""
         now_s = self._clock()
         unmatched: list[tuple[ObjectKey, int, int | None]] = []
+        start, epoch = object_key(session.application, 0, b""), 0
         for ack in acks:
+            if ack.epoch != epoch:
+                start, epoch = object_key(session.application, ack.epoch, b""), ack.epoch
             try:
-                key = object_key(session.application, ack.epoch, name_from_text(ack.object))
-                version = None if ack.version is None else version_from_text(ack.version)
+                key = ObjectKey(start + name_from_text(ack.object))
             except BadRequest:
                 continue
+            version = None if ack.version is None else int(ack.version)  # one that is too large was never sent
             seqno = int(ack.seqno)
             if not self._acknowledge_one(session, key, seqno, version, now_s) and session.more:
                 unmatched.append((key, seqno, version))
@@ -359,10 +380,12 @@ class Delivery:
             self._note_stored_answers(session, unmatched)
 
     def _acknowledge_one(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> bool:
-        entry = session.outstanding.get(name := (key, version is None))
+        entry = session.busy.outstanding.get(name := (key, version is None))
         if entry is None or entry.seqno != seqno:
             return False
         if version is not None and entry.version is not None and version != entry.version:
+            if version < entry.version:
+                self._acknowledge_earlier(session, entry, version, now_s)
             return True  # an earlier one: the later is still owed. A later one was never sent: nobody can have it from us.
         self._unacknowledged.remove(session, name)
         entry.acknowledged = True
@@ -372,13 +395,22 @@ class Delivery:
         self._counters.acknowledged += 1
         if entry.stored == NOT_STORED:
             self._counters.acknowledged_in_time += 1
-            if entry.hinted and version is not None:
+            if version is not None:
                 self._fast.acknowledged(session, key, seqno, version)
         else:
             self._write_acknowledged(session.client, core.acknowledge(key, seqno, version))
         session.answered(now_s - entry.sent_s)
-        entry.release()
+        if entry.waves:
+            entry.release()
         return True
+
+    def _acknowledge_earlier(self, session: Session, entry: Outstanding, version: int, now_s: float) -> None:
+        """Of an object that changes faster than its client answers. What is written stays so until the last version is acknowledged."""
+        session.busy.awaited_s = now_s
+        if entry.stored == NOT_STORED:
+            self._fast.acknowledged(session, entry.object, entry.seqno, version)
+            if version >= entry.awaited:
+                entry.release()
 
     def _note_stored_answers(self, session: Session, acks: list[tuple[ObjectKey, int, int | None]]) -> None:
         """At the limit they are dropped: a lost acknowledgement costs a duplicate."""

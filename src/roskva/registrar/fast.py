@@ -17,16 +17,31 @@ from typing import Any, Final
 from roskva.model import ClientId, ObjectKey, Registration, Stamps, Update
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
+from roskva.registrar.counters import Counters
 from roskva.registrar.following import Index
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import MAYBE_STORED, Counters, Outstanding, Session, shared
+from roskva.registrar.sessions import MAYBE_STORED, Outstanding, Session, shared
 from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
 _TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
+_TOLD_TOGETHER: Final = 10_000  # followers of several objects: with fewer, less of what a client is told shares a message
 _CROWDS_MAX: Final = 16  # objects with more than that which are being told; those beyond wait for the pipeline
 _SPARE: Final = 64  # entries of a session's list that no longer count
 _COVERED_MAX: Final = 1_000  # acknowledgements of one client that wait for the pipeline
+
+
+class _Crowd:
+    """The followers of one object that are too many for one turn of the event loop."""
+
+    __slots__ = ("at", "everyone", "newest", "stamps", "told")
+
+    def __init__(self, newest: Update) -> None:
+        self.newest = newest
+        self.told = -1  # the version that was the newest when this round of them began
+        self.everyone: list[tuple[Session, int]] = []  # of this round
+        self.at = 0
+        self.stamps: Stamps | None = None  # of the newest that is sampled
 
 
 class FastPath:
@@ -50,8 +65,7 @@ class FastPath:
         self._spawn = spawn
         self._trails = trails
         self._index = Index()
-        self._crowds: dict[ObjectKey, Update] = {}  # the newest of objects that are being told in turns
-        self._crowd_stamps: dict[ObjectKey, Stamps] = {}  # of those that are sampled
+        self._crowds: dict[ObjectKey, _Crowd] = {}  # which are being told in turns
 
     def __len__(self) -> int:
         """Objects that somebody online is registered for."""
@@ -94,30 +108,38 @@ class FastPath:
 
     # Telling.
 
-    def hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        """As `updated`, of updates that another gateway accepted."""
-        self._trails.noted(stamps)
-        self.updated(updates, stamps)
+    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> int:
+        """These updates were accepted just now, here or at another gateway, and are durable in the feed; of sampled ones, since when.
 
-    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> None:
-        """These updates were accepted just now, here or at another gateway, and are durable in the feed; of sampled ones, since when."""
+        Answers how many of them are dealt with, from the first on. The others have so many followers that they are to come again in a
+        turn of the event loop that is theirs.
+        """
         if not self._index:
-            return
+            return len(updates)
         now_s = self._clock()
         outbox: dict[Session, list[Notify]] = {}
-        for update in updates:
-            if self._index.count(update.object) > _TOLD_PER_TURN:
+        room = _TOLD_TOGETHER
+        for number, update in enumerate(updates):
+            count = self._index.count(update.object)
+            if count > _TOLD_PER_TURN:
                 self._tell_crowd(update)
                 continue
+            room -= count
+            if room < 0:
+                updates = updates[:number]
+                told = {(one.object, one.version) for one in updates} if stamps else ()
+                stamps = [one for one in stamps if (one.object, one.version) in told]
+                break
             for session, seqno in self._index.of(update.object):
                 self._tell(session, seqno, update, now_s, outbox)
         self._send(outbox, self._followed(stamps, now_s) if stamps else NOBODY)
+        return len(updates)
 
     def _followed(self, stamps: Sequence[Stamps], now_s: float) -> Mapping[Session, list[Outstanding]]:
         """Who was just told of a sampled update, as far as it is looked at; those who are told in turns are looked at then."""
         for one in stamps:
-            if (crowd := self._crowds.get(one.object)) is not None and crowd.version == one.version:
-                self._crowd_stamps[one.object] = one
+            if (crowd := self._crowds.get(one.object)) is not None and crowd.newest.version == one.version:
+                crowd.stamps = one
         told = (
             (session, entry)
             for one in stamps
@@ -130,17 +152,16 @@ class FastPath:
     def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: dict[Session, list[Notify]]) -> None:
         if update.source and session.is_of(update.source):
             return
-        key = update.object
-        known_covered = session.busy.covered
-        covered = known_covered.get(key) if known_covered else None
+        key, busy = update.object, session.busy
+        covered = busy.covered.get(key) if busy.covered else None
         if covered is not None and covered[0] == seqno and covered[1] >= update.version:
             return
         unacknowledged = self._unacknowledged
-        if session.intervals and unacknowledged.pacing.leaves_out(session, key, seqno, update.version, now_s):
+        if busy.intervals and unacknowledged.pacing.leaves_out(session, key, seqno, update.version, now_s):
             return
         if not unacknowledged.has_room(session, now_s) or not unacknowledged.may_hear(session, key):
             return
-        known = session.outstanding.get((key, False))
+        known = busy.outstanding.get((key, False))
         if known is not None and known.seqno > seqno:
             return
         entry = unacknowledged.entry(session, key, seqno, update.version, now_s)
@@ -161,51 +182,65 @@ class FastPath:
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""
-        key = update.object
-        before = self._crowds.get(key)
-        if before is None and len(self._crowds) < _CROWDS_MAX:
-            self._crowds[key] = update
-            self._spawn(self._tell_in_turns(key))
-        elif before is not None and before.version < update.version:
-            self._crowds[key] = update
+        crowd = self._crowds.get(update.object)
+        if crowd is not None:
+            if crowd.newest.version < update.version:
+                crowd.newest = update
+        elif len(self._crowds) < _CROWDS_MAX:
+            self._crowds[update.object] = _Crowd(update)
+            if len(self._crowds) == 1:
+                self._spawn(self._tell_crowds())
 
-    async def _tell_in_turns(self, key: ObjectKey) -> None:
-        told = -1
+    async def _tell_crowds(self) -> None:
+        """Some of one crowd, then some of the next: others have as much time as all crowds together."""
         try:
-            while self._crowds[key].version > told:
-                told = self._crowds[key].version
-                everyone = list(self._index.of(key))
-                turns = range(0, len(everyone), _TOLD_PER_TURN)
-                for turn, start in enumerate(turns):
-                    outbox: dict[Session, list[Notify]] = {}
-                    now_s = self._clock()
-                    for session, seqno in everyone[start : start + _TOLD_PER_TURN]:
-                        if session.followed_at is not None:
-                            self._tell(session, seqno, self._crowds[key], now_s, outbox)
-                    sampled = self._crowd_stamps.get(key)
-                    self._send(outbox, NOBODY if sampled is None else self._followed_in(sampled, outbox, turn, len(turns), now_s))
-                    await asyncio.sleep(0)
+            while self._crowds:
+                for key, crowd in list(self._crowds.items()):
+                    began_s = self._clock()
+                    if not self._tell_some(crowd):
+                        del self._crowds[key]
+                    await asyncio.sleep(self._clock() - began_s)
         finally:
-            del self._crowds[key]
-            self._crowd_stamps.pop(key, None)
+            self._crowds.clear()
 
-    def _followed_in(
-        self, stamps: Stamps, outbox: dict[Session, list[Notify]], turn: int, turns: int, now_s: float
-    ) -> Mapping[Session, list[Outstanding]]:
+    def _tell_some(self, crowd: _Crowd) -> bool:
+        """The next of them; whether anybody is left."""
+        key = crowd.newest.object
+        if crowd.at >= len(crowd.everyone):
+            if crowd.newest.version <= crowd.told:
+                return False
+            crowd.told = crowd.newest.version
+            crowd.everyone, crowd.at = list(self._index.of(key)), 0
+        outbox: dict[Session, list[Notify]] = {}
+        now_s = self._clock()
+        for session, seqno in crowd.everyone[crowd.at : crowd.at + _TOLD_PER_TURN]:
+            if session.followed_at is not None:
+                self._tell(session, seqno, crowd.newest, now_s, outbox)
+        self._send(outbox, self._followed_in(crowd, outbox, now_s))
+        crowd.at += _TOLD_PER_TURN
+        return crowd.at < len(crowd.everyone) or crowd.newest.version > crowd.told
+
+    def _followed_in(self, crowd: _Crowd, outbox: dict[Session, list[Notify]], now_s: float) -> Mapping[Session, list[Outstanding]]:
         """The last one of a turn, and of few turns, from the first to the last: who hears late is looked at as well."""
-        if not outbox or (turn + 1) * CLIENTS_MAX // turns == turn * CLIENTS_MAX // turns:
+        turn, turns = crowd.at // _TOLD_PER_TURN, -(-len(crowd.everyone) // _TOLD_PER_TURN)
+        if crowd.stamps is None or not outbox or (turn + 1) * CLIENTS_MAX // turns == turn * CLIENTS_MAX // turns:
             return NOBODY
         session = next(reversed(outbox))
-        entry = session.outstanding.get((stamps.object, False))
-        return NOBODY if entry is None else self._trails.follow(self._trails.of([stamps]), [(session, entry)], now_s)
+        entry = session.outstanding.get((crowd.stamps.object, False))
+        return NOBODY if entry is None else self._trails.follow(self._trails.of([crowd.stamps]), [(session, entry)], now_s)
 
     # What the pipeline need not tell any more.
 
     def acknowledged(self, session: Session, key: ObjectKey, seqno: int, version: int) -> None:
-        """Before the pipeline came with it. To forget that costs a repetition, which the client answers by itself."""
+        """And nothing of it is written: it needs neither the pipeline nor a hint that comes late. To forget that costs a repetition, which
+        the client answers by itself."""
+        if not self._enabled:
+            return
         busy = session.begin()
-        if busy.covered is None or len(busy.covered) >= _COVERED_MAX:
+        if busy.covered is None:
             busy.covered = {}
+        elif len(busy.covered) >= _COVERED_MAX and key not in busy.covered:
+            del busy.covered[next(iter(busy.covered))]
         busy.covered[key] = (seqno, version)
 
     def covers(self, session: Session, key: ObjectKey, seqno: int, version: int) -> bool:

@@ -21,10 +21,11 @@ from roskva.protocol.messages import Config, Grant, Init, ServerMessage, StartAn
 from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import Created
+from roskva.registrar.counters import Counters
 from roskva.registrar.large import LargeRows
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import Channel, Counters, Orders, Session
+from roskva.registrar.sessions import Channel, Orders, Session
 from roskva.registrar.users import Users
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes

@@ -23,7 +23,8 @@ from typing import Final
 
 from roskva.model import ObjectKey
 from roskva.probes import reached
-from roskva.registrar.sessions import Counters, Outstanding, Session
+from roskva.registrar.counters import Counters
+from roskva.registrar.sessions import Outstanding, Session
 
 _TOGETHER_S: Final = 0.005  # intervals that end within so long end together: one turn of the loop, one message for each client
 TOLD_PER_TURN: Final = 500  # intervals that end together: those beyond end in the next turns, and apart from them ever after

@@ -18,9 +18,9 @@ from typing import Final
 from roskva.config import Settings
 from roskva.errors import Unavailable
 from roskva.model import ClientId, ObjectKey, Registration, client_partition
+from roskva.registrar.counters import Counters
 from roskva.registrar.row import ClientRow
 from roskva.registrar.scanning import UNKNOWN_AGE_S, Scan
-from roskva.registrar.sessions import Counters
 from roskva.registrar.wheel import SLOT_S, Wheel
 from roskva.table.lanes import TableLanes
 from roskva.table.marks import MarkReader, head_in, head_row, marks_for, partitions_of

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 from roskva.errors import Overloaded
-from roskva.registrar.sessions import Counters
+from roskva.registrar.counters import Counters
 
 _OF_ONE: Final = 4  # a quarter of the room for one client
 _BUSY_FROM: Final = 4  # above a quarter of the room it is busy: how fast it empties then says how fast it can

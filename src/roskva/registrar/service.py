@@ -23,6 +23,7 @@ from roskva.protocol.tokens import Claims, Keyring
 from roskva.registrar import core
 from roskva.registrar.cells import seen_cell
 from roskva.registrar.collection import Collection
+from roskva.registrar.counters import Counters
 from roskva.registrar.delivery import Delivery
 from roskva.registrar.fast import FastPath
 from roskva.registrar.handshakes import Granting, Handshakes
@@ -35,7 +36,7 @@ from roskva.registrar.room import Room
 from roskva.registrar.rounds import TICK_S, Rounds
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import SYNC_HINT_S, Channel, Counters, Moments, Orders, Session
+from roskva.registrar.sessions import SYNC_HINT_S, Channel, Moments, Orders, Session
 from roskva.registrar.telling import Telling
 from roskva.registrar.trails import Trails
 from roskva.registrar.unacknowledged import Unacknowledged

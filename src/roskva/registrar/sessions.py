@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -16,7 +15,7 @@ from roskva.access.identity import Identity
 from roskva.config import ApplicationSettings
 from roskva.errors import Overloaded
 from roskva.model import ClientId, ObjectKey, Stamps, session_of
-from roskva.protocol.messages import Notify, Summary
+from roskva.protocol.messages import Summary
 from roskva.protocol.tokens import Keyring
 from roskva.registrar.core import Operations
 from roskva.registrar.row import ClientRow
@@ -138,7 +137,20 @@ class Wave:
 class Outstanding:
     """A notification that an online client has not acknowledged: at most one per object and kind."""
 
-    __slots__ = ("acknowledged", "due_s", "hinted", "object", "pause_s", "sent_s", "seqno", "stored", "trail", "version", "waves")
+    __slots__ = (
+        "acknowledged",
+        "awaited",
+        "due_s",
+        "hinted",
+        "object",
+        "pause_s",
+        "sent_s",
+        "seqno",
+        "stored",
+        "trail",
+        "version",
+        "waves",
+    )
 
     def __init__(self, key: ObjectKey, seqno: int, version: int | None) -> None:
         self.object = key
@@ -151,14 +163,14 @@ class Outstanding:
         self.acknowledged = False
         self.hinted = False  # sent before the pipeline came with it
         self.trail: Stamps | None = None  # of a sampled update
-        self.waves: list[Wave] = []
+        self.waves: Sequence[Wave] = ()  # the calls that wait for it,
+        self.awaited = 0  # and the highest version that one of them told of
 
     def release(self) -> None:
         """Nobody needs to wait for this one any longer: acknowledged, gone, or its client is offline."""
-        if self.waves:
-            for wave in self.waves:
-                wave.answered()
-            self.waves = []
+        waves, self.waves = self.waves, ()
+        for wave in waves:
+            wave.answered()
 
 
 class Busy:
@@ -177,6 +189,7 @@ class Busy:
         "nonce",
         "operations",
         "outstanding",
+        "summary",
     )
 
     def __init__(self) -> None:
@@ -192,6 +205,7 @@ class Busy:
         self.hinted_s = -1e9  # when a sync was last asked for
         self.nonce = ""  # of the init that the session was granted for: a repeat of it is late
         self.operations = Operations()
+        self.summary: Summary | None = None  # of its registrations, once it was asked for
 
 
 IDLE: Final = Busy()  # of every session that is at rest; never changed
@@ -295,10 +309,16 @@ class Session:
 
     @property
     def summary(self) -> Summary | None:
-        """Of its registrations; None: not known yet."""
+        """Of its registrations; None: not known yet. Every message has it: one that is busy makes it once."""
+        busy = self.busy
+        if busy.summary is not None:
+            return busy.summary
         known = self._known
         count = known >> _COUNT_AT
-        return Summary(count=count - 1, digest=f"{known >> _DIGEST_AT & _DIGEST_MAX:032x}") if count else None
+        summary = Summary(count=count - 1, digest=f"{known >> _DIGEST_AT & _DIGEST_MAX:032x}") if count else None
+        if busy is not IDLE:
+            busy.summary = summary
+        return summary
 
     @property
     def place(self) -> int | None:
@@ -321,6 +341,12 @@ class Session:
     @property
     def asked_ms(self) -> dict[ObjectKey, int] | None:
         return self.busy.asked_ms
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether it is told of some object at most once in an interval."""
+        busy = self.busy
+        return bool(self.settings.notify_interval_ms or busy.asked_ms or busy.intervals)
 
     @property
     def unsettled(self) -> int:
@@ -352,6 +378,8 @@ class Session:
         """Remember what every message tells of the row, so that the row itself need not stay in memory. Whether the summary changed."""
         before = self._known
         self._known = (row.digest.count + 1) << _COUNT_AT | row.digest.total << _DIGEST_AT | self._known & _PLACE_MAX
+        if before != self._known and self.busy is not IDLE:
+            self.busy.summary = None
         self.pending = row.pending_count
         if row.intervals or self.busy.asked_ms:
             self.begin().asked_ms = row.intervals
@@ -455,44 +483,3 @@ class _Turn:
         self._users -= 1
         if not self._users:
             del self._turns[self._client]
-
-
-def notify_of(text: str, entry: Outstanding, epoch: int) -> Notify:
-    version = None if entry.version is None else str(entry.version)
-    return Notify(object=text, seqno=str(entry.seqno), version=version, epoch=epoch)
-
-
-@dataclass(slots=True)
-class Counters:
-    """The milestones of notifications and registrations at this Registrar, counted since it started."""
-
-    handshakes: int = 0
-    registrations: int = 0
-    propagated: int = 0  # tuples that came from the Matcher
-    sent: int = 0
-    sent_at_once: int = 0  # by the fast path
-    held_back: int = 0  # until their interval was over; of several versions that wait together one counts
-    resent: int = 0
-    acknowledged: int = 0
-    acknowledged_in_time: int = 0  # before they had to be written
-    stored: int = 0
-    void: int = 0
-    reissued: int = 0
-    collected: int = 0  # clients, when a sweep proposed it
-    pending_repeated: int = 0
-    superseded: int = 0
-    started_anew: int = 0
-    failed_writes: int = 0
-    sync_requests: int = 0
-    shed: int = 0  # registrations on their way and marked clients that were dropped from memory: a scan finds them again
-    let_go: int = 0  # notifications of silent clients that were dropped from memory, for others: their rows have them
-    scanned: int = 0  # clients that such scans looked at
-    credentials_refused: int = 0  # messages and sessions that were told to show another one
-    not_authorized: int = 0  # registrations that their user may not make
-    revoked: int = 0  # registrations that were ended, since their user may not have them any more
-    over_limits: int = 0  # messages with too many operations, and registrations beyond those that a client may have
-    disk_full: int = 0  # messages whose registrations were refused near a full disk
-    overloaded: int = 0  # messages that were refused with this answer
-
-    def items(self) -> list[tuple[str, int]]:
-        return [(one.name, getattr(self, one.name)) for one in fields(self)]

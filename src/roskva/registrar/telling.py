@@ -13,11 +13,12 @@ from roskva.feed.interface import REGISTRATIONS, Entry
 from roskva.feed.lanes import FeedLanes
 from roskva.model import SETTLED, UNAVAILABLE, ClientId, Propagation, Registration
 from roskva.registrar import core
+from roskva.registrar.counters import Counters
 from roskva.registrar.events import encode_registration
 from roskva.registrar.recovery import Recovery
 from roskva.registrar.row import ClientRow
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import Counters, Orders
+from roskva.registrar.sessions import Orders
 from roskva.table.interface import Mutation
 from roskva.table.lanes import TableLanes
 

@@ -15,9 +15,10 @@ from roskva.config import Settings
 from roskva.model import ObjectKey, epoch_of, name_of, name_to_text
 from roskva.probes import reached
 from roskva.protocol.messages import Notify
+from roskva.registrar.counters import Counters
 from roskva.registrar.pacing import Interval, Pacing
 from roskva.registrar.row import ClientRow, Waiting
-from roskva.registrar.sessions import MAYBE_STORED, STORED, Counters, Outstanding, Session, notify_of
+from roskva.registrar.sessions import MAYBE_STORED, STORED, Outstanding, Session
 from roskva.registrar.wheel import Wheel
 
 NOTIFICATIONS_PER_MESSAGE_MAX: Final = 1_000
@@ -54,10 +55,11 @@ class Unacknowledged:
         self.count = 0  # of notifications, over all sessions
         self.pacing = Pacing(settings.outstanding_max, counters, clock, self.tell_held_back)
         self._texts: dict[ObjectKey, tuple[str, int]] = {}  # how messages call an object, and its epoch
+        self._said: tuple[int | None, str | None] = None, None  # the last version, and its text: many are told of it
 
     def has_room(self, session: Session, now_s: float) -> bool:
         """Whether one more notification of this session may be kept here now."""
-        if session.is_let_go:
+        if session.busy.let_go:
             return self.count < self._of_silent_max and now_s - session.busy.let_go_s >= session.busy.let_go_pause_s
         return self.count < self._max
 
@@ -67,10 +69,10 @@ class Unacknowledged:
 
     def entry(self, session: Session, key: ObjectKey, seqno: int, version: int | None, now_s: float) -> Outstanding:
         """What is outstanding for this registration and kind; one of an earlier registration is replaced."""
-        entry = session.outstanding.get(name := (key, version is None))
-        if entry is not None and entry.seqno == seqno:
-            return entry
+        entry = session.busy.outstanding.get(name := (key, version is None))
         if entry is not None:
+            if entry.seqno == seqno:
+                return entry
             entry.release()
             self.count -= 1
         busy = session.begin()
@@ -78,16 +80,17 @@ class Unacknowledged:
             busy.awaited_s = now_s
         entry = busy.outstanding[name] = Outstanding(key, seqno, version)
         self.count += 1
-        self.sessions[session] = self._touched[session] = None
+        self.sessions[session] = None
         return entry
 
     def sent(self, session: Session, entry: Outstanding, now_s: float) -> Notify:
         """The message for an entry that goes out now, and not because it was due."""
-        if self.pacing.sent(session, entry, now_s):
+        if session.is_paced and self.pacing.sent(session, entry, now_s):
             entry.stored = max(entry.stored, MAYBE_STORED)
+        pause_s = session.settings.resend_min_s
         entry.sent_s = now_s
-        entry.pause_s = session.settings.resend_min_s
-        entry.due_s = now_s + entry.pause_s
+        entry.pause_s = pause_s
+        entry.due_s = now_s + pause_s
         self._touched[session] = None  # one of before, with a later version, may be due sooner than it was
         return self._notify(entry)
 
@@ -97,7 +100,10 @@ class Unacknowledged:
             if len(self._texts) >= _TEXTS_KEPT_MAX:
                 self._texts.clear()
             known = self._texts[entry.object] = name_to_text(name_of(entry.object)), epoch_of(entry.object)
-        return notify_of(known[0], entry, known[1])
+        version = entry.version
+        if version != self._said[0]:
+            self._said = version, None if version is None else str(version)
+        return Notify(known[0], str(entry.seqno), self._said[1], known[1])
 
     def owe_more(self, session: Session) -> None:
         """The row holds something for this session that is not here."""
@@ -105,9 +111,9 @@ class Unacknowledged:
         self.sessions[session] = self._more[session] = None
 
     def remove(self, session: Session, name: tuple[ObjectKey, bool]) -> Outstanding:
-        entry = session.outstanding.pop(name)
+        entry = session.busy.outstanding.pop(name)
         self.count -= 1
-        if not session.outstanding:
+        if not session.busy.outstanding:
             self._touched[session] = None  # the next round sees that nothing is owed
         return entry
 
@@ -221,7 +227,8 @@ class Unacknowledged:
             entry.pause_s = min(entry.pause_s * 2, session.settings.resend_max_s)
             entry.due_s = now_s + entry.pause_s
             entry.sent_s = now_s
-            self.pacing.sent(session, entry, now_s)
+            if session.is_paced:
+                self.pacing.sent(session, entry, now_s)
         if due:
             self._counters.resent += len(due)
             self._speak(session, notify=[self._notify(entry) for entry in due[:NOTIFICATIONS_PER_MESSAGE_MAX]])

@@ -33,8 +33,9 @@ from roskva.errors import (
 from roskva.model import ClientId, ObjectKey, name_from_text, name_of, name_to_text
 from roskva.protocol.messages import ClientMessage, CredentialState, Status
 from roskva.registrar.core import failed
+from roskva.registrar.counters import Counters
 from roskva.registrar.row import ClientRow
-from roskva.registrar.sessions import Counters, Session
+from roskva.registrar.sessions import Session
 
 log = logging.getLogger(__name__)
 

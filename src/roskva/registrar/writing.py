@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from roskva.errors import Unavailable
 from roskva.model import ClientId
 from roskva.registrar.cells import packed
+from roskva.registrar.counters import Counters
 from roskva.registrar.rows import Rows
-from roskva.registrar.sessions import Counters, Session
+from roskva.registrar.sessions import Session
 from roskva.table.interface import Cell, Mutation
 from roskva.table.lanes import TableLanes
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from roskva.errors import Unavailable
 from roskva.gateway.commands import Commands
+from roskva.gateway.hinting import REST_S_MAX, Hinting
 from roskva.gateway.intake import Intake
 from roskva.gateway.links import InternalPort, Links
 from roskva.gateway.members import Membership
@@ -84,6 +86,21 @@ class HeardRegistrar(Registrar):
         super().speak(session, **what)
 
 
+class Rests:
+    """A pace: busy by chance. One gateway in two never is."""
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+        self._rest_s_max = chance.choice((0.0, 0.0, 0.02, REST_S_MAX))
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def rest_s(self, now_s: float) -> float:
+        return self._chance.random() * self._rest_s_max
+
+
 class SimulatedGateway:
     """One boot of a gateway."""
 
@@ -122,11 +139,16 @@ class SimulatedGateway:
         self.router = Router(settings, world.keyring, self.registrar, self.view, self.member_id, self.links, self.metrics)
         self.links.router = self.router
         self.internal_port = InternalPort(
-            world.internal_key, self.member_id, self.router, self.registrar.propagate, self.registrar.fast.hinted, self.metrics
+            world.internal_key, self.member_id, self.router, self.registrar.propagate, self._hinted, self.metrics
         )
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
+        gathering = Hinting(self.registrar.fast.updated, Rests(world.chance_for(f"rests of {self.member_id}")), process.clock)
+        # Rests hide a little, as what else worlds of even seeds have none of.
+        self._tell: Callable[[Sequence[Update], Sequence[Stamps]], object] = (
+            gathering.hint if world.knobs.seed % 2 else self.registrar.fast.updated
+        )
         hint = self._hint if settings.fast_path else None
         self._publishing = Publishing(settings, feed, epochs.of, self.metrics, clock=process.clock, hint=hint, trails=self.registrar.trails)
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
@@ -175,8 +197,12 @@ class SimulatedGateway:
             return None
 
     def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
-        self.registrar.fast.updated(updates, stamps)
         self.links.hint(updates, stamps)
+        self._tell(updates, stamps)
+
+    def _hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        self.registrar.trails.noted(stamps)
+        self._tell(updates, stamps)
 
     def press(self, reason: str) -> None:
         """As gateway.memory does when memory is short, and when it is not any more."""

@@ -144,6 +144,9 @@ class Network:
     def listen(self, process: Process, address: str, factory: Callable[[], asyncio.Protocol]) -> None:
         self._listeners[address] = (process, factory)
 
+    def unlisten(self, address: str) -> None:
+        self._listeners.pop(address, None)
+
     async def connect(
         self, process: Process, address: str, factory: Callable[[], asyncio.Protocol]
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:

@@ -3,7 +3,8 @@
 Theory of operation. A lane is one thread per table and partition. Calls gather on the event loop; at the end of the loop's
 turn, if the lane is idle, everything that gathered goes to its thread as one batch: one transaction, one fsync. What comes
 while it works goes together in the next. So the disk's speed sets the size of the batches, a lone call waits for nobody, and
-the loop is interrupted once per batch. Where a batch costs more than it carries, a lane may rest between the beginnings of two.
+the loop is interrupted once per batch. Where a batch costs more than it carries, lanes rest between the beginnings of two; lanes
+that share their rounds begin together, so that a call which has parts in several waits for one rest, not for the longest of them.
 Reads have threads of their own and never wait behind an fsync. Knows only the contract of `Table`.
 """
 
@@ -14,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from roskva.errors import Overloaded, Unavailable
 from roskva.table.interface import Mutation, Row, RowKey, Table, check_mutation
@@ -41,6 +42,35 @@ class Answer(asyncio.Future[Result]):
     at_once: Callable[[], None] | None = None
 
 
+class Rounds:
+    """When lanes that rest begin: all that have something to do together, at the end of a turn of the loop, if it is about `rest_s` since
+    they did so last. Less after calls that came alone, which wait for nobody; more after many. Belongs to the running event loop."""
+
+    def __init__(self, rest_s: float) -> None:
+        self.rest_s = rest_s
+        self._loop = asyncio.get_running_loop()
+        self._due: list[Lane[Any, Any]] = []
+        self._rests_until_s = 0.0
+        self._waited = False  # whether those that are due have to wait for a rest
+
+    def join(self, lane: Lane[Any, Any]) -> None:
+        """Once until it is begun."""
+        self._due.append(lane)
+        if len(self._due) == 1:
+            wait_s = self._rests_until_s - self._loop.time() if self.rest_s else 0.0
+            self._waited = wait_s > 0
+            if self._waited:
+                self._loop.call_later(wait_s, self._begin)
+            else:
+                self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        due, self._due = self._due, []
+        calls = max(lane.begin() for lane in due)
+        if calls and self.rest_s:
+            self._rests_until_s = self._loop.time() + self.rest_s * _rest_after(calls, self._waited)
+
+
 class Lane(Generic[Item, Result]):
     """Does in one go what was asked for while it was busy. Belongs to the event loop it was made on.
 
@@ -55,10 +85,10 @@ class Lane(Generic[Item, Result]):
         batch_max: int,
         queue_max: int,
         threads: int = 1,
-        rest_s: float = 0.0,
+        rounds: Rounds | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """`after` is called on the loop when the callers of a batch have their answers."""
+        """Without `rounds` it never rests. `after` is called on the loop when the callers of a batch have their answers."""
         self._name = name
         self._after = after
         self._work = work
@@ -68,10 +98,8 @@ class Lane(Generic[Item, Result]):
         self._waiting: list[tuple[Item, int, Answer[Result]]] = []
         self._weight = 0
         self._idle = threads
-        self._rest_s = rest_s
-        self._rests_until_s = 0.0
-        self._waited = False  # whether what comes next had to wait for a rest
-        self._flush_is_due = False
+        self._rounds = Rounds(0.0) if rounds is None else rounds
+        self._is_due = False
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
         self._batches: SimpleQueue[list[tuple[Item, int, Answer[Result]]] | None] = SimpleQueue()
@@ -92,19 +120,10 @@ class Lane(Generic[Item, Result]):
         future: Answer[Result] = Answer(loop=self._loop)
         self._waiting.append((item, weight, future))
         self._weight += weight
-        if self._idle and not self._flush_is_due:
-            self._flush_when_due()
+        if self._idle and not self._is_due:
+            self._is_due = True
+            self._rounds.join(self)
         return future
-
-    def _flush_when_due(self) -> None:
-        """At the end of the loop's turn, or so long after the last batch began: one that comes alone waits for nobody."""
-        self._flush_is_due = True
-        wait_s = self._rests_until_s - self._loop.time() if self._rest_s else 0.0
-        self._waited = wait_s > 0
-        if self._waited:
-            self._loop.call_later(wait_s, self._flush)
-        else:
-            self._loop.call_soon(self._flush)
 
     async def close(self) -> None:
         """Finish what was submitted, then end the threads."""
@@ -117,8 +136,10 @@ class Lane(Generic[Item, Result]):
         for thread in self._threads:
             await self._loop.run_in_executor(None, thread.join)
 
-    def _flush(self) -> None:
-        self._flush_is_due = False
+    def begin(self) -> int:
+        """Its threads get what waits; answers how many calls are in the largest batch."""
+        self._is_due = False
+        most = 0
         while self._idle and self._waiting:
             total = count = 0
             for _, weight, _ in self._waiting:
@@ -128,9 +149,9 @@ class Lane(Generic[Item, Result]):
                 count += 1
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
             self._idle -= 1
-            if self._rest_s:
-                self._rests_until_s = self._loop.time() + self._rest_s * _rest_after(count, self._waited)
+            most = max(most, count)
             self._batches.put(batch)
+        return most
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
@@ -155,10 +176,11 @@ class Lane(Generic[Item, Result]):
                 future.set_result(outcome)
             if future.at_once is not None:
                 future.at_once()
-        if not self._rest_s:
-            self._flush()
-        elif self._waiting and not self._flush_is_due:
-            self._flush_when_due()
+        if not self._rounds.rest_s:
+            self.begin()
+        elif self._waiting and not self._is_due:
+            self._is_due = True
+            self._rounds.join(self)
         if self._emptied is not None and not self._waiting and not self._weight and not self._emptied.done():
             self._emptied.set_result(None)
         self._after()
@@ -231,7 +253,8 @@ class TableLanes:
         lane = self._writers.get(place)
         if lane is None:
             name = f"{place[0]}-{place[1]}"
-            lane = self._writers[place] = Lane(name, self._write_batch, BATCH_CELLS_MAX, QUEUED_CELLS_MAX, rest_s=self._rest_s)
+            rounds = Rounds(self._rest_s)
+            lane = self._writers[place] = Lane(name, self._write_batch, BATCH_CELLS_MAX, QUEUED_CELLS_MAX, rounds=rounds)
         return lane
 
     def _write_batch(self, calls: list[Sequence[Mutation]]) -> list[Exception | None]:

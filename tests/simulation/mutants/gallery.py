@@ -1,4 +1,4 @@
-"""The bug gallery: every mutant by its name. The simulator must catch each of them within the seeds of CI (recorded.json says where)."""
+"""The bug gallery: every mutant by its name. The simulator must catch each, in one of its first 5,000 worlds (recorded.json says which)."""
 
 from __future__ import annotations
 

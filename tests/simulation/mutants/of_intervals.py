@@ -31,7 +31,7 @@ OF_INTERVALS: Final[tuple[Mutant, ...]] = (
     mutant(
         "the fast path heeds no interval",
         "registrar.fast",
-        "        if session.intervals and unacknowledged.pacing.leaves_out",
+        "        if busy.intervals and unacknowledged.pacing.leaves_out",
         "        if False and unacknowledged.pacing.leaves_out",
         needs=(INTERVALS,),
         breaks="OncePerInterval",

@@ -66,9 +66,9 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     mutant(
         "every version of an object waits for itself",
         "registrar.unacknowledged",
-        "        entry = session.outstanding.get(name := (key, version is None))\n        if entry is not None and entry.seqno == seqno:\n",
-        '        entry = session.outstanding.get(name := (key + b"%d" % (version or 0), version is None))\n'
-        "        if entry is not None and entry.seqno == seqno:\n",
+        "        entry = session.busy.outstanding.get(name := (key, version is None))\n        if entry is not None:\n",
+        '        entry = session.busy.outstanding.get(name := (key + b"%d" % (version or 0), version is None))\n'
+        "        if entry is not None:\n",
         breaks="QueuesBounded",
     ),
     mutant(

@@ -12,7 +12,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "mutants.md"
 HEAD = """\
 # The bug gallery
 
-Bugs that somebody might have written, each put into the service's own code, and the first of the seeds of CI in whose world a checker
+Bugs that somebody might have written, each put into the service's own code, and the first seed in whose world a checker
 of the simulator catches it ([correctness.md](correctness.md)). A step is one turn of the world's event loop. The numbers of traps are
 those of [traps.md](traps.md).
 
