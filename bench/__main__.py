@@ -1,4 +1,7 @@
-"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results."""
+"""`python -m bench NAME...`: runs some measurements or all, prints a table or JSON, keeps results and plots in bench/results.
+
+What was measured in another form than its own, by `all` or by options, is kept apart from that (bench/results/smaller).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import Any, Final
 
 from bench import document
 from bench.plots import draw
-from bench.report import RESULTS, Result, module_of
+from bench.report import RESULTS, SMALLER, Result, module_of
 from bench.service import BenchFailed, say
 from bench.world import Options
 
@@ -33,17 +36,19 @@ GROUPS: Final = {"all": NAMES, "capture": CAPTURE}
 # What `all` makes smaller than the measurement by itself, so that all of them should take less than 40 minutes, by the sum of what each
 # took; `all --full` does not.
 SHORTER: Final[dict[str, dict[str, Any]]] = {
-    "channels": {"seconds": 6.0},
+    "batching": {"seconds": 5.0},
+    "channels": {"seconds": 5.0},
     "contacts": {"seconds": 10.0},
     "failover": {"clients": 4_000, "settings": {"settling_s": "20"}},  # by default each of its two losses is two minutes after a start
     "figure6": {"clients": 30_000},
     "figure7": {"clients": 30_000},
-    "figure11": {"seconds": 60.0},
-    "idle": {"clients": 500},  # of the whole service; the crowds of a gateway alone are smaller in proportion
-    "latency": {"seconds": 20.0},
+    "figure11": {"seconds": 50.0},
+    "idle": {"clients": 500, "seconds": 6.0},  # of the whole service; the crowds of a gateway alone are smaller in proportion
+    "latency": {"seconds": 12.0},
+    "loss": {"seconds": 8.0},
     "reconnect": {"clients": 5_000},
     "recovery": {"clients": 10_000},
-    "sweeping": {"clients": 50_000, "seconds": 10.0},
+    "sweeping": {"clients": 40_000, "seconds": 8.0},
 }
 
 
@@ -52,6 +57,13 @@ def shortened(name: str, options: Options) -> Options:
     shorter = SHORTER.get(name, {})
     unasked = {field: value for field, value in shorter.items() if field != "settings" and getattr(options, field) is None}
     return replace(options, **unasked, settings={**shorter.get("settings", {}), **options.settings})
+
+
+def form_of(options: Options) -> str:
+    """In words, what is not as the measurement has it by itself; empty: nothing."""
+    numbers = ((options.clients, "clients"), (options.seconds, "s"), (options.rate, "/s"))
+    chosen = [f"{value:,.10g} {unit}" for value, unit in numbers if value is not None]
+    return ", ".join([*chosen, *(f"{name} = {value}" for name, value in sorted(options.settings.items()))])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in chosen(arguments.names):
         try:
             shorter = "all" in arguments.names and not arguments.full
-            result = measure(name, shortened(name, options) if shorter else options)
+            asked = shortened(name, options) if shorter else options
+            result = replace(measure(name, asked), form=form_of(asked))
         except KeyboardInterrupt:
             print("interrupted; the service is stopped", file=sys.stderr)
             return 130
@@ -72,10 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench {name}: {_reason(error)}", file=sys.stderr)
             status = 1
             continue
-        result.write(arguments.results)
-        draw(result.document(), arguments.results)
+        folder = arguments.results or (SMALLER if result.form else RESULTS)
+        result.write(folder)
+        draw(result.document(), folder)
         print(result.json() if arguments.json else result.table(), flush=True)
-        if arguments.results == RESULTS:
+        if arguments.results is None:
             document.write()
     return status
 
@@ -103,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures a real service that it starts on this machine, in a temporary directory, on a free port.",
-        epilog="Results go to bench/results, and every aim into the table of docs/performance.md. Options change what is"
-        " measured, so choose --results elsewhere for them.",
+        epilog="Results go to bench/results, and into the tables of docs/performance.md and docs/peers.md. Options change what is"
+        " measured: such results go to bench/results/smaller, and into a table of their own.",
     )
     names = f"some of {', '.join(NAMES)}, or all; figure8 and figure9 together are of one run; {', '.join(CAPTURE)}, or capture for these"
     parser.add_argument("names", choices=(*NAMES, *CAPTURE, *GROUPS), metavar="NAME", nargs="+", help=names)
@@ -115,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, metavar="N", help="latency, channels: publishes/s; contacts: changes/s; throughput: one step")
     parser.add_argument("--gateways", type=int, metavar="N", help="gateways on the one port (default: as `roskva up` chooses)")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the service; may be repeated")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where JSON and plots go (default: bench/results)")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where JSON and plots go, and no table then (default: bench/results)")
     return parser
 
 

@@ -114,7 +114,7 @@ def _role(command: list[str]) -> str:
         return JVM
     if "-m bench.hostile" in text:
         return ATTACKER
-    if "-m bench.bursting" in text:
+    if "-m bench.bursting" in text or "-m bench.crowd" in text:
         return GENERATOR
     if "-m roskva gateway" in text:
         return GATEWAY

@@ -2,7 +2,8 @@
 
 First a burst of updates, in batches of 1,000, over objects that nobody is registered for: how fast the pipeline works off what it is
 behind. Then an object that 100,000 clients are registered for, all of them offline, is published again and again: each time 100,000
-rows are written. Beside both, and before, a small steady load goes on: its latency, by the fast path, is what others feel of it.
+rows are written. Then another such object, all of whose clients are online over trusted lines (bench/crowding.py): each time 100,000 are
+told and acknowledge it. Beside all three, and before, a small steady load goes on: its latency, by the fast path, is what others feel.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 from bench.accounting import RUN_VARIABLE
 from bench.bursting import BATCH
 from bench.clients import Fleet
+from bench.crowding import HERE, OFFLINE, world_of
 from bench.filling import fill
 from bench.load import Publishers
 from bench.report import Aim, Result, percentiles
@@ -40,25 +42,26 @@ _PUBLISHERS: Final = 8
 _STEADY_CONNECTIONS: Final = 128  # each has one publish under way: with few of them a slow answer would hold up those that are due
 _LOOK_S: Final = 0.25
 _WORKED_OFF_S: Final = 90.0
+_COME_S: Final = 180.0
+_SETTLE_S: Final = 3.0  # after the crowd came
 _DRAIN_S: Final = 20.0
-HOT: Final = "hot0"
 
 APPROXIMATIONS: Final = [
     "the backlog is looked at every quarter of a second, and the pipeline tells it once a second or with each batch",
     "nobody is registered for the objects of the burst: what is worked off is their updates' way through Bridge and Matcher",
-    "the clients of the crowded object are offline: of those online the fast path tells 500 in each turn of its loop",
+    "the clients that are online come over trusted lines, from one process, which shares the two cores with everything else",
 ]
 
 
 def measure(options: Options) -> Result:
     registered = REGISTERED if options.clients is None else 10 * options.clients
-    hot = World(registered, 1, registered, prefix="hot")
-
-    def prepare(data: Path) -> None:
-        fill(data, hot, time.time())
-
-    with running(options.settings, prepare=prepare) as service:
+    changed = {"connections_max": str(max(18_000, registered + 1_000)), **options.settings}
+    with running(changed, prepare=partial(prepare, registered=registered)) as service:
         return measure_on(service, options, registered)
+
+
+def prepare(data: Path, registered: int) -> None:
+    fill(data, world_of(registered), time.time())
 
 
 def measure_on(service: Service, options: Options, registered: int) -> Result:
@@ -122,26 +125,32 @@ async def _measure(service: Service, options: Options, registered: int) -> Resul
         burst, beside_burst = await steady.during(partial(_burst, service, updates))
         await asyncio.to_thread(window.end)
         hot, beside_hot = await steady.during(partial(_hot, service, registered))
+        online, beside_online = await _beside_those_online(service, registered, steady)
         complete = await steady.stop()
     finally:
         steady.fleet.close()
     if not complete:
         raise BenchFailed("Not every client of the steady load had the latest versions in the end.")
-    latency = {"before": before, "beside the burst": beside_burst, "beside the crowded object": beside_hot}
+    latency = {
+        "before": before,
+        "beside the burst": beside_burst,
+        "beside the crowd offline": beside_hot,
+        "beside the crowd online": beside_online,
+    }
+    times = {when: found["p50"] / max(0.001, before["p50"]) for when, found in latency.items()}
     return Result(
         name="burst",
         settings={
-            "load": f"{updates:,} updates of {OBJECTS:,} objects in batches of {BATCH:,}; {registered:,} registered for one object",
+            "load": f"{updates:,} updates of {OBJECTS:,} objects in batches of {BATCH:,}; {registered:,} clients for each of two more",
             "steady": f"{steady.clients} clients x 5 registrations, 5 clients per object, {STEADY_PER_S:g} publishes/s",
             "service": service.parts,
             "changed": service.changed,
         },
         warm_up=f"{quiet_s:g} s of the steady load",
-        figures={"burst": burst, "crowded_object": hot, "latency_ms": latency},
+        figures={"burst": burst, "crowd_offline": hot, "crowd_online": online, "latency_ms": latency},
         aims=[
             Aim("backlog worked off", "/s", WORKED_OFF_AIM_PER_S, burst["worked_off_per_s"], larger_is_better=True),
-            Aim("p50 beside the burst, times that before", "x", LATENCY_TIMES_AIM, beside_burst["p50"] / max(0.001, before["p50"])),
-            Aim("p50 beside the crowded object, times that before", "x", LATENCY_TIMES_AIM, beside_hot["p50"] / max(0.001, before["p50"])),
+            *(Aim(f"p50 {when}, times that before", "x", LATENCY_TIMES_AIM, by) for when, by in times.items() if when != "before"),
         ],
         cpu_seconds=window.cpu_seconds,
         cpu_window_s=window.seconds,
@@ -149,11 +158,17 @@ async def _measure(service: Service, options: Options, registered: int) -> Resul
     )
 
 
+async def _process(service: Service, module: str, *arguments: object) -> asyncio.subprocess.Process:
+    """Of the load generator, beside this one: what it computes, the steady load does not wait for."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), RUN_VARIABLE: service.run}
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe)
+
+
 async def _burst(service: Service, updates: int) -> dict[str, Any]:
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "bench.bursting", service.url, str(updates), str(OBJECTS), str(_PUBLISHERS)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), RUN_VARIABLE: service.run}
-    publishing = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE)
+    publishing = await _process(service, "bench.bursting", service.url, updates, OBJECTS, _PUBLISHERS)
     backlog: list[dict[str, float]] = []
     ended: dict[str, float] | None = None
     ended_s = 0.0
@@ -197,7 +212,7 @@ def burst_figures(updates: int, ended: Mapping[str, float], ended_s: float, back
 async def _hot(service: Service, registered: int) -> dict[str, Any]:
     """Each publish is one fan-out to all; the next comes when it is done."""
     took_s: list[float] = []
-    async with Publishers(service.url, [HOT], 1) as publishers:
+    async with Publishers(service.url, [OFFLINE], 1) as publishers:
         publishers.published_s.extend([0.0] * 1_000)  # versions above that of the filled tables
         for _ in range(HOT_PUBLISHES):
             before = await asyncio.to_thread(_told, service)
@@ -214,6 +229,40 @@ async def _hot(service: Service, registered: int) -> dict[str, Any]:
         "seconds_per_publish": [{"s": one} for one in took_s],
         "rows_per_s": round(registered * len(took_s) / max(0.001, sum(took_s)), 1),
     }
+
+
+async def _beside_those_online(service: Service, registered: int, steady: Steady) -> tuple[dict[str, Any], dict[str, float]]:
+    """What its process found of the crowd that is online, and what the steady load felt of its being told, not of its coming."""
+    crowd = await _process(service, "bench.crowding", service.data, service.url, registered, HOT_PUBLISHES)
+    assert crowd.stdin is not None
+    assert crowd.stdout is not None
+    begin, lines = crowd.stdin, crowd.stdout
+
+    async def said(within_s: float) -> dict[str, Any]:
+        try:
+            line = await asyncio.wait_for(lines.readline(), within_s)
+        except TimeoutError:
+            raise BenchFailed(f"The crowd of {registered:,} clients was not done within {within_s:g} s.") from None
+        if not line:
+            raise BenchFailed(f"The process with the crowd of {registered:,} clients ended; above is why.")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    async def told() -> dict[str, Any]:
+        begin.write(b"\n")
+        return await said(HOT_PUBLISHES * _WORKED_OFF_S)
+
+    try:
+        came = await said(_COME_S)
+        say(f"{registered:,} clients of one object came in {came[HERE]:.0f} s")
+        await asyncio.sleep(min(_SETTLE_S, registered / 1_000))
+        found, felt = await steady.during(told)
+        say(f"all of them are told within {max(one['s'] for one in found['seconds_per_publish']):.1f} s")
+        return {"registered": registered, "came_s": came[HERE], **found}, felt
+    finally:
+        if crowd.returncode is None:
+            crowd.kill()
+        await crowd.wait()
 
 
 def _told(service: Service) -> int:

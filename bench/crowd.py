@@ -10,6 +10,7 @@ ends with its input:
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -18,9 +19,10 @@ from typing import Final, Self
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
+from bench.accounting import RUN_VARIABLE
 from bench.filling import TAG, client_id
 from bench.load import until
-from bench.service import APPLICATION, BenchFailed, say
+from bench.service import APPLICATION, BenchFailed, Service, say
 from bench.world import SPREAD, World, run
 from roskva.config import Settings
 from roskva.keys import load_keys
@@ -146,14 +148,15 @@ async def _over_lines(coming: _Coming, url: str, key: str, lines: int) -> None:
             line.ask()  # type: ignore[attr-defined]
 
 
-async def _alone(coming: _Coming, url: str) -> None:
-    """Some at a time: each opens its connection, and is answered."""
+async def _alone(coming: _Coming, url: str, address: str) -> None:
+    """Some at a time: each opens its connection, and is answered. From an address of this process, since one has some 28,000 ports."""
 
     async def one_after_the_other() -> None:
         while coming.next < coming.end and not coming.failure:
             number, coming.next = coming.next, coming.next + 1
             answered = asyncio.get_running_loop().create_future()
-            await ws_connect(lambda: _Alone(coming, number, answered), url + "/v1/channel", read_buffer_init_size=1024)  # noqa: B023
+            alone = _Alone(coming, number, answered)
+            await ws_connect(lambda: alone, url + "/v1/channel", read_buffer_init_size=1024, local_addr=(address, 0))  # noqa: B023
             await answered
 
     async with asyncio.TaskGroup() as group:
@@ -161,13 +164,13 @@ async def _alone(coming: _Coming, url: str) -> None:
             group.create_task(one_after_the_other())
 
 
-async def _come(data: Path, url: str, first: int, count: int, lines: int, clients: int) -> None:
+async def _come(data: Path, url: str, address: str, first: int, count: int, lines: int, clients: int) -> None:
     coming = _Coming(Tokens(data, world_of(clients)), first, count)
-    address = url.replace("http", "ws", 1)
+    channel_url = url.replace("http", "ws", 1)
     if lines:
-        await _over_lines(coming, address, load_keys(data).trusted, lines)
+        await _over_lines(coming, channel_url, load_keys(data).trusted, lines)
     else:
-        await _alone(coming, address)
+        await _alone(coming, channel_url, address)
     await until(lambda: coming.came == count or bool(coming.failure), _COME_S)
     print(coming.failure or "all are here", flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -178,22 +181,25 @@ async def _come(data: Path, url: str, first: int, count: int, lines: int, client
 class Crowd:
     """The processes of one crowd: `with Crowd(...)`, until which all have come, and to the end of which all stay."""
 
-    def __init__(self, data: Path, url: str, clients: int, lines: int = 0, coming: int | None = None) -> None:
+    def __init__(self, service: Service, clients: int, lines: int = 0, coming: int | None = None) -> None:
         """`coming`: only so many of the clients that there are."""
         world, clients = clients, coming or clients
         share = clients if lines else min(_OF_A_PROCESS, clients)
         self._commands = [
-            [sys.executable, "-m", "bench.crowd", str(data), url, str(first), str(min(share, clients - first)), str(lines), str(world)]
-            for first in range(0, clients, share)
+            [sys.executable, "-m", "bench.crowd", str(service.data), service.url, f"127.0.0.{number + 1}"]
+            + [str(argument) for argument in (first, min(share, clients - first), lines, world)]
+            for number, first in enumerate(range(0, clients, share))
         ]
         self._clients = clients
+        self._environment = {**os.environ, RUN_VARIABLE: service.run}
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         began_s = time.monotonic()
         try:
             for command in self._commands:
-                self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+                pipe = subprocess.PIPE
+                self._processes.append(subprocess.Popen(command, env=self._environment, stdin=pipe, stdout=pipe, text=True))
             for process in self._processes:
                 assert process.stdout is not None
                 said = process.stdout.readline().strip()
@@ -228,5 +234,5 @@ class Crowd:
 
 
 if __name__ == "__main__":
-    data, url, *numbers = sys.argv[1:]
-    run(_come(Path(data), url, *map(int, numbers)))
+    data, url, address, *numbers = sys.argv[1:]
+    run(_come(Path(data), url, address, *map(int, numbers)))

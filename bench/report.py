@@ -12,6 +12,7 @@ from typing import Any, Final
 from bench import machine
 
 RESULTS: Final = Path(__file__).with_name("results")
+SMALLER: Final = RESULTS / "smaller"  # of another form than the measurement's own
 ACKNOWLEDGED_AT_ONCE: Final = "every client acknowledges each message of notifications at once, before anything else"
 
 
@@ -53,6 +54,7 @@ class Result:
     acknowledgement: str = ACKNOWLEDGED_AT_ONCE
     approximations: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=machine.describe)
+    form: str = ""  # what was chosen otherwise than the measurement does by itself, in words; such a result takes the place of none in full
     measured_at: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S %z"))
 
     def document(self) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Result:
         return path
 
     def table(self) -> str:
-        lines = [f"{self.name}: {self.settings.get('load', '')}"]
+        lines = [f"{self.name}: {self.settings.get('load', '')}{f' (smaller form: {self.form})' if self.form else ''}"]
         for aim in self.aims:
             word = "met" if aim.met else "missed" if aim.kept_up else "missed, since it did not keep up"
             sign = ">=" if aim.larger_is_better else "<="

@@ -89,6 +89,10 @@ class Service:
         """Every sample of /metrics, by its name with labels, summed over the gateways."""
         return summed_samples(self.get("/metrics").decode())
 
+    def largest(self, name: str) -> float:
+        """A sample of /metrics, of the gateway that has most of it: a maximum does not add up. 0 if there is none."""
+        return max((value for found, value in _samples(self.get("/metrics").decode()) if found == name), default=0.0)
+
     def get(self, path: str) -> bytes:
         request = urllib.request.Request(self.url + path, headers=administration(self.data))
         with _opener.open(request, timeout=10.0) as answer:
@@ -151,12 +155,17 @@ def running(
 
 def summed_samples(text: str) -> dict[str, float]:
     samples: dict[str, float] = {}
+    for name, value in _samples(text):
+        samples[name] = samples.get(name, 0.0) + value
+    return samples
+
+
+def _samples(text: str) -> Iterator[tuple[str, float]]:
+    """Each gateway's, by a name without that of the gateway."""
     for line in text.splitlines():
         if line and not line.startswith("#"):
             labelled, _, value = line.rpartition(" ")
-            name = _OF_GATEWAY.sub("", labelled).replace("{}", "")
-            samples[name] = samples.get(name, 0.0) + float(value)
-    return samples
+            yield _OF_GATEWAY.sub("", labelled).replace("{}", ""), float(value)
 
 
 def _start(command: list[str], run: str, output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -30,7 +30,7 @@ CPU_RATE_PER_S: Final = 10_000.0
 STEP_S: Final = 6.0
 BATCH: Final = 50
 # Notifications per second that are offered, until a step fails.
-STEPS_PER_S: Final = (4_000, 8_000, 10_000, 13_000, 16_000, 20_000, 25_000, 32_000, 40_000, 50_000, 60_000)
+STEPS_PER_S: Final = (4_000, 8_000, 10_000, 13_000, 16_000, 20_000, 25_000, 32_000, 40_000, 50_000, 60_000, 70_000)
 _DRAIN_S: Final = 15.0
 _WARM_UP_S: Final = 6.0
 _NEARLY_NONE: Final = 0.01  # of what was delivered
@@ -41,7 +41,7 @@ class Way(NamedTuple):
 
     fan_out: int
     batch: int
-    registrations: int = 10
+    registrations: int = 25
     aim_per_s: float = BATCHED_AIM_PER_S
     library: bool = (
         False  # by calls of roskva.Publisher, each for one update: it sends together what is called while a request is under way

@@ -10,6 +10,7 @@ import pytest
 
 from bench import document
 from bench.__main__ import NAMES, SHORTER
+from bench.report import RESULTS, SMALLER
 from bench.world import Options
 
 
@@ -27,7 +28,36 @@ def result(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_page_has_the_table_of_the_kept_results() -> None:
-    assert document.table() in document.PAGE.read_text(), "run: python -c 'from bench import document; document.write()'"
+    assert document.tables() in document.PAGE.read_text(), "run: python -c 'from bench import document; document.write()'"
+
+
+def test_the_pages_have_the_hops_and_the_figures_beside_others_of_the_kept_results() -> None:
+    assert document.hops() in document.PAGE.read_text(), "run: python -c 'from bench import document; document.write()'"
+    assert document.beside_peers() in document.PEERS.read_text(), "run: python -c 'from bench import document; document.write()'"
+
+
+def test_what_was_not_measured_in_full_size_is_not_beside_others(tmp_path: Path) -> None:
+    rows = document.beside_peers(tmp_path).splitlines()[2:]
+    assert len(rows) == 5
+    assert all(row.endswith("| not measured in full size | - |") for row in rows)
+    figures = {"publish_to_client_ms": {"p50": 2.03, "p95": 4.63, "p99": 7.23}}
+    (tmp_path / "latency.json").write_text(json.dumps(result(figures=figures)))
+    assert document.beside_peers(tmp_path).splitlines()[2].endswith("| 2.0 / 4.6 / 7.2 | `latency`, 2026-11-17 03:27 |")
+
+
+def test_hops_are_in_the_order_of_the_way(tmp_path: Path) -> None:
+    def hop(name: str) -> dict[str, Any]:
+        return {"hop": name, "mean_ms": 1.0, "share": 0.5}
+
+    figures = {
+        "fast_path": [hop("received to durable"), hop("durable to sent")],
+        "pipeline_alone": [hop("received to durable"), hop("durable to picked up"), hop("told to sent")],
+        "mean_ms": {"fast path": 2.0, "pipeline alone": 3.0},
+    }
+    (tmp_path / "figure9.json").write_text(json.dumps(result(figures=figures)))
+    rows = [row.split("|")[1].strip() for row in document.hops(tmp_path).splitlines()[2:]]
+    assert rows == ["received to durable", "durable to sent", "durable to picked up", "told to sent", "**all**"]
+    assert "| durable to sent | 1 ms, 50 % |  |" in document.hops(tmp_path)
 
 
 def test_a_row_for_each_aim(tmp_path: Path) -> None:
@@ -40,6 +70,30 @@ def test_a_row_for_each_aim(tmp_path: Path) -> None:
     behind = result()["aims"][0] | {"met": False, "kept_up": False}
     (tmp_path / "latency.json").write_text(json.dumps(result(aims=[behind])))
     assert "| **missed**: did not keep up |" in document.table(tmp_path)
+
+
+def test_a_smaller_form_has_a_table_of_its_own_and_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "latency.json").write_text(json.dumps(result()))
+    full = document.table(tmp_path)
+    assert document.tables(tmp_path) == full
+    (tmp_path / "smaller").mkdir()
+    (tmp_path / "smaller" / "latency.json").write_text(json.dumps(result(form="30,000 clients, 8 s")))
+    first, _, second = document.tables(tmp_path).partition("\n\nIn smaller forms")
+    assert first == full, "the full size keeps its rows"
+    assert "| `latency` | 30,000 clients, 8 s | p50 | 2.71 ms | <= 3 ms | met | 2026-11-17 | 10 % |" in second
+
+
+def test_a_result_without_an_aim_is_in_the_table_too_and_a_plot_is_linked(tmp_path: Path) -> None:
+    (tmp_path / "latency.json").write_text(json.dumps(result(aims=[], settings={"load": "little"})))
+    assert document.table(tmp_path).endswith("| `latency` | little | - | none | | 2026-11-17 | 10 % |")
+    (tmp_path / "latency.svg").touch()
+    assert f"/{tmp_path.name}/latency.svg) | little |" in document.table(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: str(path.relative_to(RESULTS)))
+def test_what_is_kept_is_where_its_form_belongs(path: Path) -> None:
+    form = json.loads(path.read_text()).get("form", "")
+    assert bool(form) == (path.parent == SMALLER), "python -m bench writes a smaller form beside the full size, never over it"
 
 
 def test_a_result_without_a_window_says_nothing_of_others(tmp_path: Path) -> None:

@@ -16,14 +16,15 @@ from typing import cast
 import pytest
 from picows import WSFrame, WSMsgType, WSTransport
 
+from bench import __main__ as command
 from bench import accounting, latency
-from bench.__main__ import CAPTURE, NAMES, SHORTER, _parser, chosen, shortened
+from bench.__main__ import CAPTURE, NAMES, SHORTER, _parser, chosen, form_of, shortened
 from bench.burst import burst_figures
 from bench.clients import Heard, LeanClient
 from bench.load import Publishers
 from bench.plots import draw
 from bench.report import Aim, Result, module_of, percentiles
-from bench.service import BenchFailed
+from bench.service import BenchFailed, Service
 from bench.throughput import learning_times_ms
 from bench.world import Options, World
 
@@ -215,3 +216,37 @@ def test_all_makes_some_smaller_but_for_what_was_asked_for() -> None:
     assert shortened("failover", asked) == asked
     assert shortened("publish", asked) == asked
     assert set(SHORTER) <= set(NAMES)
+
+
+def test_the_form_of_a_measurement_is_what_was_chosen_otherwise() -> None:
+    assert form_of(Options()) == ""
+    assert form_of(Options(8.0, 30_000, None, {"settling_s": "20"})) == "30,000 clients, 8 s, settling_s = 20"
+    assert form_of(shortened("publish", Options())) == "", "what `all` leaves as it is, is in full size"
+
+
+def test_a_smaller_form_is_kept_beside_the_full_size_and_never_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "SMALLER", tmp_path / "smaller")
+    monkeypatch.setattr(command, "draw", lambda document, folder: written.append(f"{folder.relative_to(tmp_path)}: {document['form']}"))
+    monkeypatch.setattr(command, "measure", lambda name, options: Result(name, {}, "none", {}, []))
+    monkeypatch.setattr(command, "NAMES", ("latency",))
+    monkeypatch.setattr(command, "GROUPS", {"all": ("latency",), "capture": ()})
+    monkeypatch.setattr("bench.document.write", lambda: written.append("tables"))
+    for asked in (["latency"], ["all"], ["all", "--full"], ["latency", "--clients", "7"]):
+        assert command.main(asked) == 0
+    assert written == [".: ", "tables", "smaller: 12 s", "tables", ".: ", "tables", "smaller: 7 clients", "tables"]
+    assert json.loads((tmp_path / "latency.json").read_text())["form"] == ""
+    written.clear()
+    assert command.main(["latency", "--clients", "7", "--results", str(tmp_path / "elsewhere")]) == 0
+    assert written == ["elsewhere: 7 clients"], "where it was asked for, and in no table"
+
+
+def test_samples_of_several_gateways_are_added_up_and_a_maximum_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'# HELP x y\nlongest_ms{gateway="a"} 52\nlongest_ms{gateway="b"} 71\nsent{way="x",gateway="a"} 3\nsent{way="x",gateway="b"} 4\n'
+    monkeypatch.setattr(Service, "get", lambda self, path: text)
+    service = Service("run", "", Path(), cast("subprocess.Popen[bytes]", None), {}, "", Path())
+    assert service.largest("longest_ms") == 71.0
+    assert service.largest("none") == 0.0
+    assert service.metrics()["longest_ms"] == 123.0
+    assert next(value for name, value in service.metrics().items() if name.startswith("sent")) == 7.0

@@ -52,6 +52,7 @@ def test_figures_6_and_7_measure_crowds_that_grow_and_that_stay(there: Crowd, tm
     assert [step["clients"] for step in figures["steps"]] == [6, 12, 24, 42, 60]
     assert figures["users"] == 10.0
     assert figures["notified"] > figures["published"] > 0  # in all: the windows are short
+    assert sixth.aims[0].kept_up == all(step["kept_up"] for step in figures["steps"])
     assert sum(step["cpu_percent"] for step in figures["steps"]) > 0  # counted in hundredths of a second: a window may have none
     assert all(step["gateway_mib"] > 20 for step in figures["steps"])
     assert set(figures["relative_to_the_first"]) >= {"cpu_percent", "kib_per_s", "messages_in_per_s", "service_mib", "p50_ms"}
@@ -112,6 +113,15 @@ def test_what_is_relative_is_so_to_the_first() -> None:
 
 def test_fewer_arrive_while_the_crowd_is_small() -> None:
     assert figure6._arriving(figure6.WINDOW_S) * figure6._ARRIVING_PART == 216_600  # as docs/performance.md says, roughly
+
+
+def test_a_crowd_whose_updates_wait_or_come_late_is_not_kept_up_with() -> None:
+    step = {"clients": 480_000, "published_per_s": 980.0, "p50_ms": 12.0, "refused": 0.0, "window_s": 15.0}
+    assert figure6.kept_up(step, 480.0)
+    for worse in ({"p50_ms": 5_694.0}, {"published_per_s": 1_200.0}, {"published_per_s": 900.0}, {"refused": 0.1}):
+        assert not figure6.kept_up({**step, **worse}, 480.0), worse
+    few = {**step, "clients": 2_400, "published_per_s": 6.7}  # 5/s are due, 75 in the window: a request of 20 may fall into it or not
+    assert figure6.kept_up(few, 480.0)
 
 
 def test_the_windows_are_those_of_the_paper() -> None:

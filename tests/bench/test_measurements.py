@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ CHANGED = {"batch_rest_ms": "100"}  # so that every short window has batches
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     """One for all: to start it takes longer than to measure it."""
-    with running(CHANGED) as started:
+    with running(CHANGED, prepare=partial(burst.prepare, registered=40)) as started:
         yield started
     assert accounting.processes(started.run) == {}
     assert not started.data.exists()
@@ -82,11 +83,15 @@ def test_throughput_counts_what_arrived_and_what_collapsed(service: Service, tmp
 
 @pytest.mark.spark
 def test_burst_is_worked_off_beside_a_steady_load(service: Service, tmp_path: Path) -> None:
-    figures = checked(burst.measure_on(service, Options(seconds=0.5, clients=20, rate=3_000.0), registered=0), tmp_path)
+    figures = checked(burst.measure_on(service, Options(seconds=0.5, clients=20, rate=3_000.0), registered=40), tmp_path)
     assert (figures["burst"]["updates"], figures["burst"]["refused"]) == (3_000, 0)
     assert figures["burst"]["largest_backlog"] > 0
     assert all(latency["notifications"] > 0 for latency in figures["latency_ms"].values())
-    assert len(figures["crowded_object"]["seconds_per_publish"]) == burst.HOT_PUBLISHES
+    for crowd in (figures["crowd_offline"], figures["crowd_online"]):
+        assert crowd["registered"] == 40
+        assert len(crowd["seconds_per_publish"]) == burst.HOT_PUBLISHES
+    assert figures["crowd_online"]["latency_ms"]["max"] > 0
+    assert set(figures["latency_ms"]) == {"before", "beside the burst", "beside the crowd offline", "beside the crowd online"}
 
 
 @pytest.mark.spark
