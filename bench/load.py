@@ -82,7 +82,7 @@ class Publishers:
         self._head = f"POST /v1/publish HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: ".encode()
         self._objects = objects
         self._wanted = connections
-        self._free: list[_Connection] = []
+        self._free: deque[_Connection] = deque()  # in turns: one that is never used is closed by the gateway after some seconds
         self._all: list[_Connection] = []
         self._waiting: deque[Request] = deque()
         self._idle: asyncio.Event = asyncio.Event()
@@ -92,6 +92,8 @@ class Publishers:
         self.answers_ms = array("d")  # of requests, from due to answered
         self.accepted = 0
         self.refused = 0
+        self.connections_lost = 0
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         host, port = self._host.split(":")
@@ -99,15 +101,17 @@ class Publishers:
         for _ in range(self._wanted):
             _, connection = await loop.create_connection(lambda: _Connection(self), host, int(port))
             self._all.append(connection)
-        self._free = list(self._all)
+        self._free.extend(self._all)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True
         for connection in list(self._all):
             connection.close()
 
     def lost(self, connection: _Connection) -> None:
         """The gateway closed a connection: the others go on; what waited for its answer counts as refused."""
+        self.connections_lost += not self._closed
         self._all.remove(connection)
         if connection in self._free:
             self._free.remove(connection)
@@ -139,7 +143,7 @@ class Publishers:
         self.open_requests += 1
         self._idle.clear()
         if self._free:
-            self._free.pop().send(request)
+            self._free.popleft().send(request)
         else:
             self._waiting.append(request)
 

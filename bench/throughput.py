@@ -207,6 +207,7 @@ async def _step(
         "repeated": heard.repeated,
         "written": milestones.get("stored", 0),
         "refused": publishers.refused - refused,
+        "connections_lost": publishers.connections_lost,
         "publish_p99_ms": percentiles(publishers.answers_ms)["p99"],
         "batches": window.batches,
         "cpu_s": window.cpu_seconds,

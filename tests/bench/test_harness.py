@@ -88,21 +88,24 @@ def test_cpu_of_a_run_is_found_by_its_name_and_told_apart_by_role() -> None:
 class _Gateway(asyncio.Protocol):
     """Answers publishes after a while, all or none of them."""
 
-    def __init__(self, delay_s: float, status: str) -> None:
+    def __init__(self, delay_s: float, status: str, asked: Counter[int]) -> None:
         self._delay_s = delay_s
         self._status = status
+        self._asked = asked
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         assert isinstance(self._transport, asyncio.Transport)
+        self._asked[id(self)] += 1
         answer = f'HTTP/1.1 {self._status}\r\nContent-Length: 25\r\n\r\n{{"results":[{{"ok":true}}]}}'.encode()
         asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, answer)
 
 
-async def _publish(delay_s: float, status: str = "200 OK", connections: int = 1) -> Publishers:
-    server = await asyncio.get_running_loop().create_server(lambda: _Gateway(delay_s, status), "127.0.0.1", 0)
+async def _publish(delay_s: float, status: str = "200 OK", connections: int = 1, asked: Counter[int] | None = None) -> Publishers:
+    counts = Counter[int]() if asked is None else asked
+    server = await asyncio.get_running_loop().create_server(lambda: _Gateway(delay_s, status, counts), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         async with Publishers(f"http://127.0.0.1:{port}", ["a", "b", "c"], connections) as publishers:
@@ -123,6 +126,13 @@ async def test_a_slow_service_is_timed_from_when_each_publish_was_due() -> None:
 async def test_publishes_that_are_refused_or_lost_are_not_counted_as_accepted() -> None:
     publishers = await _publish(delay_s=0.0, status="503 Service Unavailable", connections=4)
     assert (publishers.accepted, publishers.refused) == (0, 20)
+
+
+async def test_connections_take_turns_so_that_none_is_closed_for_being_idle() -> None:
+    asked = Counter[int]()
+    publishers = await _publish(delay_s=0.0, connections=4, asked=asked)
+    assert list(asked.values()) == [5, 5, 5, 5]
+    assert publishers.connections_lost == 0
 
 
 async def test_objects_take_turns_and_versions_are_running_numbers() -> None:
