@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from roskva.gateway.hinting import (
     WAITING_MAX,
     Hinting,
     rest_after,
+    wanted_s,
 )
 from roskva.model import ObjectKey, Stamps, Update
 
@@ -35,7 +37,7 @@ class Told:
     def __init__(self) -> None:
         self.calls: list[tuple[float, list[int]]] = []
 
-    def __call__(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+    def __call__(self, updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
         self.calls.append((time.perf_counter(), [one.version for one in updates]))
         return len(updates)
 
@@ -52,15 +54,16 @@ class Clock:
         self.worked_s = 7.0
         shown = SimpleNamespace(monotonic=lambda: self.now_s, process_time=lambda: self.worked_s, thread_time=lambda: self.worked_s)
         monkeypatch.setattr("roskva.gateway.hinting.time", shown)
+        monkeypatch.setattr("roskva.gateway.hinting._SCHEDSTAT", Path("does not exist"))
 
     def work(self, seconds: float) -> None:
         self.now_s += seconds
         self.worked_s += seconds
 
-    def telling(self, told: Told, takes_s: float) -> Callable[[Sequence[Update], Sequence[Stamps]], int]:
-        def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+    def telling(self, told: Told, takes_s: float) -> Callable[[Sequence[Update], Sequence[Stamps], bool], int]:
+        def tell(updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
             self.work(takes_s)
-            return told(updates, stamps)
+            return told(updates, stamps, more)
 
         return tell
 
@@ -139,6 +142,34 @@ async def test_what_other_threads_do_counts_as_well(monkeypatch: pytest.MonkeyPa
     hinting.stop()
 
 
+async def test_what_the_loop_waited_for_a_core_counts_as_if_it_had_worked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beside others on the same cores a gateway without time to spare is at work for much less than all of it."""
+    counted = tmp_path / "schedstat"
+    counted.write_text("7000000000 1000000000 30\n")
+    clock, told = Clock(monkeypatch), Told()
+    monkeypatch.setattr("roskva.gateway.hinting._SCHEDSTAT", counted)
+    hinting = Hinting(clock.telling(told, 0.6 * LOOKS_APART_S))
+    counted.write_text(f"7000000000 {1_000_000_000 + int(0.41e9 * LOOKS_APART_S)} 40\n")
+    clock.now_s += 0.41 * LOOKS_APART_S
+    hinting.hint([update(1)], [])
+    hinting.flush()
+    await asyncio.sleep(0)
+    hinting.hint([update(2)], [])
+    hinting.flush()
+    assert told.versions == [[1]], "it rests"
+    hinting.stop()
+
+
+def test_where_the_system_does_not_say_how_long_a_thread_waited_only_work_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = Clock(monkeypatch)
+    for text in (None, "", "0 0"):
+        counted = tmp_path / f"schedstat {text}"
+        if text is not None:
+            counted.write_text(text)
+        monkeypatch.setattr("roskva.gateway.hinting._SCHEDSTAT", counted)
+        assert wanted_s() == clock.worked_s
+
+
 async def test_what_is_gathered_is_told_though_nothing_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
     hinting = Hinting(Clock(monkeypatch).telling(told, 1.01 * LOOKS_APART_S))
@@ -192,7 +223,7 @@ def test_a_rest_that_leaves_just_enough_time_stays() -> None:
 
 
 def test_after_a_pause_nothing_is_left_of_a_rest() -> None:
-    assert rest_after(REST_S_MAX, worked_s=0.05, told_s=0.02, elapsed_s=2.0) == 0.0
+    assert rest_after(REST_S_MAX, busy_s=0.05, told_s=0.02, elapsed_s=2.0) == 0.0
 
 
 def test_a_process_that_is_busy_with_something_else_than_telling_does_not_rest() -> None:
@@ -227,7 +258,7 @@ async def test_many_updates_are_told_in_turns_and_without_a_rest(monkeypatch: py
 async def test_a_telling_that_fails_is_not_the_last() -> None:
     calls: list[int] = []
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
         calls.append(len(updates))
         if len(calls) == 1:
             raise RuntimeError("a mistake")
@@ -243,11 +274,11 @@ async def test_a_telling_that_fails_is_not_the_last() -> None:
     assert calls == [1, 1]
 
 
-async def test_stamps_go_with_their_updates() -> None:
-    found: list[tuple[int, list[int]]] = []
+async def test_stamps_go_with_their_updates_and_who_tells_knows_whether_more_come() -> None:
+    found: list[tuple[int, list[int], bool]] = []
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
-        found.append((len(updates), [one.version for one in stamps]))
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
+        found.append((len(updates), [one.version for one in stamps], more))
         return len(updates)
 
     hinting = Hinting(tell)
@@ -255,7 +286,7 @@ async def test_stamps_go_with_their_updates() -> None:
     stamps = [Stamps(update(version).object, version, 0, 1) for version in (3, last)]
     hinting.hint([update(version) for version in range(last + 1)], stamps)
     await asyncio.sleep(0.05)
-    assert found == [(TOLD_PER_TURN, [3]), (11, [last])]
+    assert found == [(TOLD_PER_TURN, [3], True), (11, [last], False)]
 
 
 async def test_nothing_is_told_after_the_stop() -> None:
@@ -271,7 +302,7 @@ async def test_nothing_is_told_after_the_stop() -> None:
 async def test_of_an_object_that_changes_again_before_it_was_told_only_the_newest_is() -> None:
     found: list[tuple[list[Update], list[Stamps]]] = []
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
         found.append((list(updates), list(stamps)))
         return len(updates)
 
@@ -290,7 +321,7 @@ async def test_who_made_one_of_two_changes_hears_of_both(first: str, second: str
     """Trap 11."""
     found: list[Update] = []
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
         found.extend(updates)
         return len(updates)
 
@@ -303,8 +334,8 @@ async def test_who_made_one_of_two_changes_hears_of_both(first: str, second: str
 async def test_what_one_turn_cannot_tell_the_next_one_does() -> None:
     told = Told()
 
-    def tell(updates: Sequence[Update], stamps: Sequence[Stamps]) -> int:
-        return told(updates[:2], stamps)
+    def tell(updates: Sequence[Update], stamps: Sequence[Stamps], more: bool) -> int:
+        return told(updates[:2], stamps, more)
 
     hinting = Hinting(tell)
     hinting.hint([update(version) for version in range(5)], [])

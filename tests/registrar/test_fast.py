@@ -198,16 +198,49 @@ async def test_it_can_be_switched_off(tmp_path: Path) -> None:
         assert versions(channel) == ["1"]
 
 
-async def test_a_turn_tells_so_many_followers_and_the_others_come_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roskva.registrar.fast._TOLD_TOGETHER", 4)
+async def test_a_turn_looks_at_so_many_followers_and_the_others_come_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._LOOKED_AT_PER_TURN", 4)
     everyone = [await following(place, device=f"d{number}") for number in range(3)]
     other, _, alone = await following(place, "y", "d9")
     updates = [Update(everyone[0][2].object, 7, ""), Update(alone.object, 7, ""), Update(everyone[0][2].object, 8, "")]
     assert place.registrar.fast.updated(updates) == 2
-    assert versions(other) == ["1", "7"]
-    assert all(versions(channel) == ["1", "7"] for channel, _, _ in everyone)
+    assert versions(other) == ["1"], "nothing is sent before all were looked at"
     assert place.registrar.fast.updated(updates[2:]) == 1
-    assert all(versions(channel) == ["1", "7", "8"] for channel, _, _ in everyone)
+    assert versions(other) == ["1", "7"]
+    assert all(versions(channel) == ["1", "8"] for channel, _, _ in everyone), "and of one object the newest only"
+
+
+async def test_what_a_client_is_told_of_in_several_turns_shares_a_message(place: Place) -> None:
+    channel, token, x = await following(place)
+    await place.register(channel, token, "y")
+    y = next(one for one in place.events() if one.object != x.object)
+    assert await place.registrar.propagate([told(y, OUTCOME_VERSION, 1)]) == [SETTLED]
+    heard = len(channel.received)
+    assert place.registrar.fast.updated([Update(x.object, 7, "")], more=True) == 1
+    assert len(channel.received) == heard
+    assert place.registrar.fast.updated([Update(y.object, 8, "")]) == 1
+    assert [[one.version for one in message.notify] for message in channel.received[heard:]] == [["7", "8"]]
+
+
+async def test_so_much_is_gathered_at_most(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._GATHERED_MAX", 3)
+    everyone = [await following(place, device=f"d{number}") for number in range(3)]
+    other, _, alone = await following(place, "y", "d9")
+    place.registrar.fast.updated([Update(alone.object, 7, "")], more=True)
+    assert versions(other) == ["1"]
+    place.registrar.fast.updated([Update(everyone[0][2].object, 7, "")], more=True)
+    assert all(versions(channel) == ["1", "7"] for channel in (other, *(channel for channel, _, _ in everyone)))
+
+
+async def test_what_ended_before_it_was_sent_is_not_sent(place: Place) -> None:
+    gone, going, _ = await following(place, device="d1")
+    other, staying, event = await following(place, device="d2")
+    place.registrar.fast.updated([Update(event.object, 7, "")], more=True)
+    place.registrar.unacknowledged.forget(place.registrar.sessions[place.client(going)], event.object)
+    place.registrar.fast.updated([])
+    assert versions(gone) == ["1"]
+    assert versions(other) == ["1", "7"]
+    assert place.registrar.sessions[place.client(staying)].outstanding
 
 
 async def test_crowds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

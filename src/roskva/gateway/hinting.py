@@ -10,7 +10,9 @@ longest are left to the pipeline, since what is new is worth most.
 
 The time that counts is that of all threads of the process, not the event loop's alone: the loop has idle moments while the threads that
 write hold the interpreter's lock, and publishers that wait for their answers would keep it so, busy with messages of one notification each.
-A process that is busy with something else than telling does not rest: it would gather little, and everybody would wait for it.
+And what the loop waited for a core counts as if it had worked: where other processes take the cores a gateway without time to spare comes
+to much less than all of one. A process that is busy with something else than telling does not rest: it would gather little, and everybody
+would wait for it.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Final, Protocol
 
 from roskva.model import ObjectKey, Stamps, Update
 
 BUSY: Final = 0.9  # of the time of one core: above it there is none to spare, and rests grow
 AT_EASE: Final = 0.88  # below it they become shorter
-TELLS_MUCH: Final = 0.1  # of the time of one core, in telling: below it they become shorter, too
+TELLS_MUCH: Final = 0.05  # of the time of one core, in telling: below it they become shorter, too
 LOOKS_APART_S: Final = 0.25  # in less, a moment of much work would look like all the time
 REST_S_MIN: Final = 0.001  # uvloop's timers know milliseconds: less is none
 REST_S_MAX: Final = 0.3
@@ -34,9 +37,11 @@ GROWTH: Final = 3.0
 SHRINKAGE: Final = 0.4  # in the time from look to look
 TOLD_PER_TURN: Final = 1_000  # updates; while there are as many, there is no rest, but a turn of the loop
 WAITING_MAX: Final = 20_000  # objects
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
-# Tells of some of these, from the first on, and answers of how many: of as many as do not keep others waiting.
-Tell = Callable[[Sequence[Update], Sequence[Stamps]], int]
+# Tells of some of these, from the first on, and answers of how many: of as many as do not keep others waiting. True: more come in the
+# next turn, and what they tell a client may share a message with what these do.
+Tell = Callable[[Sequence[Update], Sequence[Stamps], bool], int]
 
 
 class Pace(Protocol):
@@ -52,15 +57,25 @@ class Pace(Protocol):
         ...
 
 
-def rest_after(rest_s: float, worked_s: float, told_s: float, elapsed_s: float) -> float:
-    """How long a rest is, if the one before was so long and the process has been at work, and telling, for so much of the time since."""
+def rest_after(rest_s: float, busy_s: float, told_s: float, elapsed_s: float) -> float:
+    """How long a rest is, if the one before was so long and the process was busy, and telling, for so much of the time since."""
     tells_much = told_s >= TELLS_MUCH * elapsed_s
-    if tells_much and worked_s > BUSY * elapsed_s:
+    if tells_much and busy_s > BUSY * elapsed_s:
         return min(max(rest_s * GROWTH, REST_S_MIN), REST_S_MAX)
-    if not tells_much or worked_s < AT_EASE * elapsed_s:
+    if not tells_much or busy_s < AT_EASE * elapsed_s:
         shorter_s = rest_s * SHRINKAGE ** (elapsed_s / LOOKS_APART_S)
         return shorter_s if shorter_s >= REST_S_MIN else 0.0
     return rest_s
+
+
+def wanted_s() -> float:
+    """How long the process was at work, or this thread, its event loop's, ready to work and without a core."""
+    worked_s = time.process_time()
+    try:
+        _, waited_ns, _ = _SCHEDSTAT.read_bytes().split()  # time on a core, time waiting for one, how often
+    except (OSError, ValueError):
+        return worked_s  # another system, or a kernel that does not count it
+    return worked_s + int(waited_ns) * 1e-9
 
 
 class ByBusiness:
@@ -69,7 +84,7 @@ class ByBusiness:
     def __init__(self) -> None:
         self._rest_s = 0.0
         self._looked_s = time.monotonic()
-        self._worked_s = time.process_time()
+        self._wanted_s = wanted_s()
         self._told_s = 0.0  # what telling took since the last look
         self._began_s = 0.0
 
@@ -82,9 +97,9 @@ class ByBusiness:
     def rest_s(self, now_s: float) -> float:
         elapsed_s = now_s - self._looked_s
         if elapsed_s >= LOOKS_APART_S:
-            worked_s = time.process_time()
-            self._rest_s = rest_after(self._rest_s, worked_s - self._worked_s, self._told_s, elapsed_s)
-            self._looked_s, self._worked_s, self._told_s = now_s, worked_s, 0.0
+            now_wanted_s = wanted_s()
+            self._rest_s = rest_after(self._rest_s, now_wanted_s - self._wanted_s, self._told_s, elapsed_s)
+            self._looked_s, self._wanted_s, self._told_s = now_s, now_wanted_s, 0.0
         return self._rest_s
 
 
@@ -160,7 +175,7 @@ class Hinting:
         told = len(updates)  # also if it fails: it would fail again
         self._pace.begin()
         try:
-            told = self._tell(updates, [stamp for stamp in stamps if stamp is not None])
+            told = self._tell(updates, [stamp for stamp in stamps if stamp is not None], len(updates) < len(self._next_told))
         finally:
             self._pace.end()
             for _ in range(told):

@@ -104,7 +104,7 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
-        self._hinting = hinting = Hinting(lambda updates, stamps: self.registrar.fast.updated(updates, stamps))
+        self._hinting = hinting = Hinting(lambda *accepted: self.registrar.fast.updated(*accepted))
         opened = await asyncio.to_thread(open_feed, settings)
         feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, hinting.flush)
         undo.push_async_callback(feed.close)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from roskva.model import ClientId, ObjectKey, Registration, Stamps, Update
 from roskva.probes import reached
-from roskva.protocol.messages import Notify
 from roskva.registrar.counters import Counters
 from roskva.registrar.following import Index
 from roskva.registrar.row import ClientRow
@@ -25,10 +24,13 @@ from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
 _TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
-_TOLD_TOGETHER: Final = 10_000  # followers of several objects: with fewer, less of what a client is told shares a message
+_LOOKED_AT_PER_TURN: Final = 10_000  # followers of several objects: with fewer, each of them costs more (docs/performance.md)
+_GATHERED_MAX: Final = 20_000  # notifications that wait for more of their clients
 _CROWDS_MAX: Final = 16  # objects with more than that which are being told; those beyond wait for the pipeline
 _SPARE: Final = 64  # entries of a session's list that no longer count
 _COVERED_MAX: Final = 1_000  # acknowledgements of one client that wait for the pipeline
+
+_Outbox = dict[Session, list[Outstanding]]
 
 
 class _Crowd:
@@ -65,6 +67,9 @@ class FastPath:
         self._spawn = spawn
         self._trails = trails
         self._index = Index()
+        self._outbox: _Outbox = {}  # what is sent when all that came together was looked at
+        self._gathered = 0  # notifications in it
+        self._followed: dict[Session, list[Outstanding]] = {}  # those in it whose times are noted
         self._crowds: dict[ObjectKey, _Crowd] = {}  # which are being told in turns
 
     def __len__(self) -> int:
@@ -108,17 +113,17 @@ class FastPath:
 
     # Telling.
 
-    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = ()) -> int:
+    def updated(self, updates: Sequence[Update], stamps: Sequence[Stamps] = (), more: bool = False) -> int:
         """These updates were accepted just now, here or at another gateway, and are durable in the feed; of sampled ones, since when.
 
-        Answers how many of them are dealt with, from the first on. The others have so many followers that they are to come again in a
-        turn of the event loop that is theirs.
+        Answers how many of them were looked at, from the first on. The others have so many followers that they are to come again in a
+        turn of the event loop that is theirs. `more`: others come in the next turn. What all of these tell a client shares a message.
         """
-        if not self._index:
+        if not self._index and not self._outbox:
             return len(updates)
         now_s = self._clock()
-        outbox: dict[Session, list[Notify]] = {}
-        room = _TOLD_TOGETHER
+        room = _LOOKED_AT_PER_TURN
+        done = len(updates)
         for number, update in enumerate(updates):
             count = self._index.count(update.object)
             if count > _TOLD_PER_TURN:
@@ -126,17 +131,22 @@ class FastPath:
                 continue
             room -= count
             if room < 0:
-                updates = updates[:number]
-                told = {(one.object, one.version) for one in updates} if stamps else ()
-                stamps = [one for one in stamps if (one.object, one.version) in told]
+                done = number
                 break
             for session, seqno in self._index.of(update.object):
-                self._tell(session, seqno, update, now_s, outbox)
-        self._send(outbox, self._followed(stamps, now_s) if stamps else NOBODY)
-        return len(updates)
+                self._gathered += self._tell(session, seqno, update, now_s, self._outbox)
+        if stamps:
+            self._note_followed(updates[:done], stamps, now_s)
+        if self._gathered >= _GATHERED_MAX or (done == len(updates) and not more):
+            outbox, followed = self._outbox, self._followed
+            self._outbox, self._followed, self._gathered = {}, {}, 0
+            self._send(outbox, now_s, followed)
+        return done
 
-    def _followed(self, stamps: Sequence[Stamps], now_s: float) -> Mapping[Session, list[Outstanding]]:
-        """Who was just told of a sampled update, as far as it is looked at; those who are told in turns are looked at then."""
+    def _note_followed(self, updates: Sequence[Update], stamps: Sequence[Stamps], now_s: float) -> None:
+        """Of those who are told of sampled updates, a few; those who are told in turns are looked at then."""
+        versions = {(one.object, one.version) for one in updates}
+        stamps = [one for one in stamps if (one.object, one.version) in versions]
         for one in stamps:
             if (crowd := self._crowds.get(one.object)) is not None and crowd.newest.version == one.version:
                 crowd.stamps = one
@@ -147,38 +157,58 @@ class FastPath:
             for session, _ in self._index.of(one.object)
             if (entry := session.outstanding.get((one.object, False))) is not None
         )
-        return self._trails.follow(self._trails.of(stamps), told, now_s)
+        for session, entries in self._trails.follow(self._trails.of(stamps), told, now_s).items():
+            self._followed.setdefault(session, []).extend(entries)
 
-    def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: dict[Session, list[Notify]]) -> None:
+    def _tell(self, session: Session, seqno: int, update: Update, now_s: float, outbox: _Outbox) -> bool:
+        """Whether it is in the outbox now, and was not."""
         if update.source and session.is_of(update.source):
-            return
+            return False
         key, busy = update.object, session.busy
         covered = busy.covered.get(key) if busy.covered else None
         if covered is not None and covered[0] == seqno and covered[1] >= update.version:
-            return
+            return False
         unacknowledged = self._unacknowledged
         if busy.intervals and unacknowledged.pacing.leaves_out(session, key, seqno, update.version, now_s):
-            return
+            return False
         if not unacknowledged.has_room(session, now_s) or not unacknowledged.may_hear(session, key):
-            return
+            return False
         known = busy.outstanding.get((key, False))
         if known is not None and known.seqno > seqno:
-            return
+            return False
         entry = unacknowledged.entry(session, key, seqno, update.version, now_s)
         if entry is known:
             if entry.version is None or entry.version >= update.version:
-                return
+                return False
             entry.version = update.version
             entry.stored = min(entry.stored, MAYBE_STORED)
-        entry.hinted = True
-        outbox.setdefault(session, []).append(unacknowledged.sent(session, entry, now_s))
+        if entry.gathered:
+            return False
+        entry.gathered = entry.hinted = True
+        entry.sent_s = now_s  # as good as: whoever else comes with it need not send it
+        entry.due_s = now_s + session.settings.resend_min_s
+        entries = outbox.get(session)
+        if entries is None:
+            outbox[session] = [entry]
+        else:
+            entries.append(entry)
+        return True
 
-    def _send(self, outbox: dict[Session, list[Notify]], followed: Mapping[Session, list[Outstanding]] = NOBODY) -> None:
-        for session, notifications in outbox.items():
-            self._counters.sent_at_once += len(notifications)
-            self._speak(session, notify=notifications)
-            if followed and session in followed:
-                self._trails.sent(followed[session])
+    def _send(self, outbox: _Outbox, now_s: float, followed: Mapping[Session, list[Outstanding]]) -> None:
+        """What is still owed of it: a session or a registration may have ended since it was looked at."""
+        sent = self._unacknowledged.sent
+        for session, entries in outbox.items():
+            outstanding = session.outstanding
+            notifications = []
+            for entry in entries:
+                entry.gathered = False
+                if outstanding.get((entry.object, False)) is entry:
+                    notifications.append(sent(session, entry, now_s))
+            if notifications:
+                self._counters.sent_at_once += len(notifications)
+                self._speak(session, notify=notifications)
+                if followed and session in followed:
+                    self._trails.sent(followed[session])
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""
@@ -211,16 +241,16 @@ class FastPath:
                 return False
             crowd.told = crowd.newest.version
             crowd.everyone, crowd.at = list(self._index.of(key)), 0
-        outbox: dict[Session, list[Notify]] = {}
+        outbox: _Outbox = {}
         now_s = self._clock()
         for session, seqno in crowd.everyone[crowd.at : crowd.at + _TOLD_PER_TURN]:
             if session.followed_at is not None:
                 self._tell(session, seqno, crowd.newest, now_s, outbox)
-        self._send(outbox, self._followed_in(crowd, outbox, now_s))
+        self._send(outbox, now_s, self._followed_in(crowd, outbox, now_s))
         crowd.at += _TOLD_PER_TURN
         return crowd.at < len(crowd.everyone) or crowd.newest.version > crowd.told
 
-    def _followed_in(self, crowd: _Crowd, outbox: dict[Session, list[Notify]], now_s: float) -> Mapping[Session, list[Outstanding]]:
+    def _followed_in(self, crowd: _Crowd, outbox: _Outbox, now_s: float) -> Mapping[Session, list[Outstanding]]:
         """The last one of a turn, and of few turns, from the first to the last: who hears late is looked at as well."""
         turn, turns = crowd.at // _TOLD_PER_TURN, -(-len(crowd.everyone) // _TOLD_PER_TURN)
         if crowd.stamps is None or not outbox or (turn + 1) * CLIENTS_MAX // turns == turn * CLIENTS_MAX // turns:

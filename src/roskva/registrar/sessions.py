@@ -141,6 +141,7 @@ class Outstanding:
         "acknowledged",
         "awaited",
         "due_s",
+        "gathered",
         "hinted",
         "object",
         "pause_s",
@@ -162,6 +163,7 @@ class Outstanding:
         self.stored = NOT_STORED
         self.acknowledged = False
         self.hinted = False  # sent before the pipeline came with it
+        self.gathered = False  # and not sent yet: together with others of its client, in this turn of the loop or one of the next
         self.trail: Stamps | None = None  # of a sampled update
         self.waves: Sequence[Wave] = ()  # the calls that wait for it,
         self.awaited = 0  # and the highest version that one of them told of

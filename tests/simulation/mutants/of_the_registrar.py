@@ -47,7 +47,7 @@ OF_THE_REGISTRAR: Final[tuple[Mutant, ...]] = (
     mutant(
         "the fast path tells whoever made the change",
         "registrar.fast",
-        "        if update.source and session.is_of(update.source):\n            return\n",
+        "        if update.source and session.is_of(update.source):\n            return False\n",
         "",
         breaks="SourceLeftOut",
     ),
