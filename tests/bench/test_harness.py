@@ -216,6 +216,8 @@ def test_a_result_is_written_with_its_conditions_and_drawn(tmp_path: Path) -> No
     assert document["aims"][0]["met"]
     assert document["machine"]["cores"] == os.cpu_count()
     assert document["machine"]["packages"]["pyspark"] != "none"
+    assert document["machine"]["python_loop_ms"] > 0
+    assert document["machine"]["commit"]
     assert b"<svg" in draw(document, tmp_path).read_bytes()
     assert "CPU seconds in 2 s: gateway 0.5" in result.table()
 
