@@ -19,7 +19,7 @@ def test_a_crowd_comes_back_with_its_tokens_and_is_measured(lines: int, gateways
 
 def test_sizes_follow_the_clients_that_are_asked_for_and_the_open_files_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (1_024, 100_000))
-    assert idle.crowds_of(None) == [Size(50_000, 0), Size(1_000_000, 4)]
-    assert [size.clients for size in idle.crowds_of(20)] == [100, 2_000]
+    assert idle.crowds_of(None) == [Size(10_000, 0), Size(50_000, 0), Size(1_000_000, 4)]
+    assert [size.clients for size in idle.crowds_of(20)] == [20, 100, 2_000]
     monkeypatch.setattr("resource.getrlimit", lambda which: (1_024, 20_000))
-    assert idle.crowds_of(None) == [Size(50_000, 0, gateways=3), Size(1_000_000, 4)]
+    assert idle.crowds_of(None) == [Size(10_000, 0), Size(50_000, 0, gateways=3), Size(1_000_000, 4)]

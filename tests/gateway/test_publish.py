@@ -16,7 +16,7 @@ from roskva.config import ApplicationSettings, Settings
 from roskva.errors import FeedFull, MalformedMessage
 from roskva.feed import UPDATES, Entry, Record, open_feed
 from roskva.feed.lanes import Appended
-from roskva.gateway.publish import LARGE_BYTES, Publishing
+from roskva.gateway.publish import LARGE_BYTES, PIECE, PIECES_AT_ONCE, Publishing
 from roskva.gateway.service import Gateway
 from roskva.matcher.forms import Form, Malformed, Stamp, check, extract
 from roskva.model import PUBLISHED_HEADER, ObjectKey, Stamps, Update, name_of, object_key, partition_of
@@ -241,17 +241,68 @@ async def test_large_requests_are_read_one_in_a_turn_of_the_loop_and_small_ones_
     assert len(large) > LARGE_BYTES
     under_way = [asyncio.create_task(publishing.publish(large)) for _ in range(10)]
     read_in_turn: list[int] = []
-    for turn in range(40):
+    for turn in range(60):
         before = len(feed.appended)
         if turn == 1:
             under_way.append(asyncio.create_task(publishing.publish(b'{"application":"demo","object":"small","version":1}')))
         await asyncio.sleep(0)
-        read_in_turn.append((len(feed.appended) - before) // 1_000)
-    assert max(read_in_turn) == 1
-    assert sum(read_in_turn) == 10
+        read_in_turn.append((len(feed.appended) - before) // PIECE)
+    assert max(read_in_turn) <= PIECES_AT_ONCE
+    assert sum(read_in_turn) == 20
     place = next(number for number, entry in enumerate(feed.appended) if entry.key.endswith(b"small"))
     assert place <= 2_000
     assert [status for status, _ in await asyncio.gather(*under_way)] == [200] * 11
+
+
+class SlowFeed(FullPartition):
+    """One that is at it until it is told to be done."""
+
+    def __init__(self) -> None:
+        super().__init__(4, set())
+        self.waiting: list[tuple[asyncio.Future[Appended], Appended]] = []
+
+    def append_to(self, topic: str, partition: int, entries: Sequence[Entry]) -> asyncio.Future[Appended]:
+        answer = super().append_to(topic, partition, entries)
+        later: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.waiting.append((later, answer.result()))
+        return later
+
+    def done(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for later, appended in waiting:
+            later.set_result(appended)
+
+
+async def test_large_requests_take_turns_piece_by_piece_and_small_ones_wait_for_none_of_them(settings: Settings) -> None:
+    feed = SlowFeed()
+    publishing = Publishing(settings, feed, lambda application: 0, Metrics())
+
+    def body(of: str) -> bytes:
+        updates = [{"object": f"{of}-{number}", "version": 1} for number in range(4 * PIECE)]
+        updates[PIECE + 7]["object"] = ""  # of the second piece
+        return json.dumps({"application": "demo", "updates": updates}).encode()
+
+    under_way = [asyncio.create_task(publishing.publish(body(of))) for of in ("a", "b", "c")]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(feed.appended) == PIECES_AT_ONCE * PIECE
+    small = asyncio.create_task(publishing.publish(b'{"application":"demo","object":"small","version":1}'))
+    await asyncio.sleep(0)
+    assert feed.appended[-1].key.endswith(b"small")
+    while feed.waiting:
+        feed.done()
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert (await small)[0] == 200
+    for status, answer in [await one for one in under_way]:
+        results = json.loads(answer)["results"]
+        assert status == 200
+        assert [place for place, result in enumerate(results) if result != {"ok": True}] == [PIECE + 7]
+        assert len(results) == 4 * PIECE
+    # A request's own order is kept, and each of the three has had a piece before any has its second.
+    order = [entry.key.split(b"\x00")[-1].decode().split("-") for entry in feed.appended if not entry.key.endswith(b"small")]
+    pieces = [(of, int(number) // PIECE) for of, number in order]
+    assert [piece for place, piece in enumerate(pieces) if piece not in pieces[:place]] == [(of, at) for at in range(4) for of in "abc"]
 
 
 async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: Settings) -> None:

@@ -153,6 +153,37 @@ async def test_stop_says_goodbye_to_lines(start: Start, http: aiohttp.ClientSess
             await stopping
 
 
+async def test_what_a_line_says_at_once_leaves_turns_of_the_loop_to_others(
+    gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, turn, received = 0, 0, [0]
+    of_line = trusted.TrustedLine._received
+
+    def counting(line: trusted.TrustedLine, frame: bytes) -> bool:
+        nonlocal turn
+        if turn != turns:
+            turn = turns
+            received.append(0)
+        received[-1] += 1
+        return of_line(line, frame)
+
+    async def turning() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(trusted.TrustedLine, "_received", counting)
+    async with http.ws_connect(gateway.url + "/v1/trusted", headers=bearer(gateway)) as line:
+        others = asyncio.create_task(turning())
+        try:
+            await asyncio.gather(*(line.send_str(f"{number}") for number in range(1_000)))
+            await until(lambda: sum(received) == 1_000)
+        finally:
+            others.cancel()
+    assert max(received) <= 32
+
+
 async def test_a_line_to_nowhere_keeps_trying_and_ends_at_once() -> None:
     async with TrustedLine("http://127.0.0.1:9", "key") as line:
         async with Client(application="demo", channel=line.channel(), config=QUICK_CLIENT) as client:

@@ -178,6 +178,7 @@ async def test_another_epoch_is_another_object(place: Place) -> None:
 
 
 async def test_a_crowd_is_told_in_turns_and_of_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._CROWD", 2)
     monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 2)
     async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
         crowd = [await following(place, device=f"d{one}") for one in range(5)]
@@ -244,6 +245,7 @@ async def test_what_ended_before_it_was_sent_is_not_sent(place: Place) -> None:
 
 
 async def test_crowds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._CROWD", 1)
     monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 1)
     async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
         crowds = {name: [await following(place, name, f"{name}{one}") for one in range(3)] for name in ("x", "y")}

@@ -98,6 +98,7 @@ async def test_a_few_clients_of_an_update_are_followed(place: Place) -> None:
 
 
 async def test_of_a_crowd_that_is_told_in_turns_a_few_are_followed_up_to_the_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "_CROWD", 2)
     monkeypatch.setattr(fast, "_TOLD_PER_TURN", 2)
     everyone = [await following(place, device=f"d{number}") for number in range(2 * CLIENTS_MAX + 3)]
     key = everyone[0][2].object

@@ -42,7 +42,11 @@ from roskva.telemetry.latency import Sampler
 from roskva.telemetry.metrics import Metrics
 
 PUBLISHES_BURST: Final = 2
-LARGE_BYTES: Final = 16 << 10  # of a request: some 300 updates, which take 3 ms to read
+LARGE_BYTES: Final = 16 << 10  # of a request: some 300 updates
+# A larger one goes to the feed in pieces of so many updates, and of all that are large so many pieces are under way: one is read while
+# another is written. A small one meets no longer turn of the event loop than a piece's, and shares its commit with no more than these.
+PIECE: Final = 500
+PIECES_AT_ONCE: Final = 2
 _EPOCH_RISES_MAX: Final = 3
 _OK: Final = b'{"ok":true}'
 
@@ -100,6 +104,8 @@ class _Valid(NamedTuple):
     source: str = ""
 
 
+# An update as it came: read, not yet read, of a single one; and in the application's own form.
+_Given = Item | Raw | dict[str, Any] | bytes
 _Group = tuple[list[int], list[Entry]]  # of one partition: the places of items in their request, and their records
 
 _requests = msgspec.json.Decoder(_Request)
@@ -121,6 +127,7 @@ class Publishing:
         self._settings = settings
         self._clock = clock
         self._large = asyncio.Lock()  # one large request is read in a turn of the loop, so that others have theirs
+        self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._buckets: dict[str, Bucket] = {}  # of the applications that published
         self._feed = feed
         self._epoch_of = epoch_of
@@ -137,21 +144,32 @@ class Publishing:
         self._metrics.publish_requests += 1
         received_us = 0 if self._trails is None else self._trails.now_us()
         if len(body) <= LARGE_BYTES:
-            application, form, items = self._read(body, may)
-        else:
-            async with self._large:
-                application, form, items = self._read(body, may)
-                await asyncio.sleep(0)
-        outcomes: list[RoskvaError | None] = [item if isinstance(item, RoskvaError) else None for item in items]
+            application, form, given = self._read(body, may)
+            return _answer(await self._piece(application, form, given, received_us, published_us))
+        async with self._large:
+            application, form, given = self._read(body, may)
+            await asyncio.sleep(0)
+        outcomes: list[RoskvaError | None] = []
+        for start in range(0, len(given), PIECE):
+            async with self._pieces:
+                outcomes += await self._piece(application, form, given[start : start + PIECE], received_us, published_us)
+        return _answer(outcomes)
+
+    async def _piece(
+        self, application: str, form: Form, given: Sequence[_Given], received_us: int, published_us: int
+    ) -> list[RoskvaError | None]:
+        items = [_checked(one, application, form) for one in given]
+        outcomes = [item if isinstance(item, RoskvaError) else None for item in items]
         valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
         self._metrics.updates_accepted += len(valid)
         # Only now: what is refused must not use up the turn of what could be measured.
         at = At(received_us, published_us) if valid and self._trails is not None and self._sampler.is_due(self._clock()) else None
         await self._append(application, form, valid, outcomes, at)
-        return _answer(outcomes)
+        return outcomes
 
-    def _read(self, body: bytes, may: MayPublish) -> tuple[str, Form, list[_Valid | RoskvaError]]:
+    def _read(self, body: bytes, may: MayPublish) -> tuple[str, Form, Sequence[_Given]]:
+        """What it publishes is not looked into yet."""
         request: _Request | _LooseRequest
         try:
             request = _requests.decode(body)
@@ -171,7 +189,7 @@ class Publishing:
             raise MalformedMessage("The request must have one of `updates`, `raw`, or `object` with `version`.")
         if request.updates is UNSET and request.raw is UNSET:
             self._take(request.application, settings, 1)
-            return request.application, form, [_checked(_single(request), form)]
+            return request.application, form, [_single(request)]
         if request.version is not UNSET or request.source is not UNSET:
             raise MalformedMessage("`version` and `source` stand beside `object`, or inside the items of `updates`.")
         listed: Sequence[Item | Raw] = request.raw if request.updates is UNSET else request.updates  # type: ignore[assignment]
@@ -179,8 +197,8 @@ class Publishing:
             raise TooManyOperations(len(listed), self._settings.publish_batch_max)
         self._take(request.application, settings, len(listed))
         if request.updates is UNSET:
-            return request.application, form, [_checked_raw(bytes(raw), request.application, form) for raw in listed]  # type: ignore[arg-type]
-        return request.application, form, [_checked(item, form) for item in listed]
+            return request.application, form, [bytes(raw) for raw in listed]  # type: ignore[arg-type]
+        return request.application, form, listed
 
     def _take(self, application: str, settings: ApplicationSettings, count: int) -> None:
         """Raises RateLimited, before anything is done for the updates."""
@@ -312,11 +330,14 @@ def _unpacked(raw: Raw) -> Any:
         raise MalformedMessage(f"The update is not JSON: {error}.") from None
 
 
-def _checked(item: Item | Raw | dict[str, Any], form: Form) -> _Valid | RoskvaError:
+def _checked(item: _Given, application: str, form: Form) -> _Valid | RoskvaError:
     try:
-        if isinstance(item, Item):
-            return _valid(item.object, item.version, item.source, form)
-        fields = item if isinstance(item, dict) else _unpacked(item)
+        if type(item) is Item:
+            version = item.version
+            return _valid(item.object, version if type(version) is int else version_from_number(version), item.source, form)
+        if isinstance(item, bytes):
+            return _checked_raw(item, application, form)
+        fields = item if isinstance(item, dict) else _unpacked(item)  # type: ignore[arg-type]
         if not isinstance(fields, dict):
             raise MalformedMessage("The update is not an object with `object`, `version` and perhaps `source`.")
         unknown = fields.keys() - {"object", "version", "source"}
@@ -328,18 +349,17 @@ def _checked(item: Item | Raw | dict[str, Any], form: Form) -> _Valid | RoskvaEr
         name, source = fields["object"], fields.get("source")
         if not isinstance(name, str) or not (source is None or isinstance(source, str)):
             raise MalformedMessage("`object` and `source` of an update are text.")
-        return _valid(name, fields["version"], source, form)
+        return _valid(name, version_from_number(fields["version"]), source, form)
     except BadRequest as error:
         return error
 
 
-def _valid(text: str, version: object, source: str | None, form: Form) -> _Valid:
+def _valid(text: str, version: int, source: str | None, form: Form) -> _Valid:
     name = name_from_text(text)
-    number = version_from_number(version)
     device = check_device(source) if source else ""
     if form is STANDARD:
-        return _Valid(name, _encoder.encode(_Stored(text, number, device)), number, device)
-    return _Valid(name, _encoder.encode(_in_form(form, text, number, device)), number, device)
+        return _Valid(name, _encoder.encode(_Stored(text, version, device)), version, device)
+    return _Valid(name, _encoder.encode(_in_form(form, text, version, device)), version, device)
 
 
 def _in_form(form: Form, text: str, version: int, source: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ TRUSTED_PATH: Final = "/v1/trusted"
 BUFFER_BYTES_MAX: Final = 16 << 20
 NUMBER_DIGITS_MAX: Final = 15
 _ENDED_PER_TURN: Final = 500  # clients of a line that is gone
+_READ_PER_TURN: Final = 32  # messages of a line: what came in one piece may be thousands, and others wait meanwhile
 _NAMES_PER_FRAME_MAX: Final = 1_000
 _WRITTEN_AT_ONCE_BYTES: Final = 128 << 10
 _UNWRITTEN_BYTES_MAX: Final = 64 << 10  # that the transport holds: more waits here, where it is counted
@@ -138,7 +139,11 @@ class TrustedLine:
         self.port.lines.add(self)
         writing = asyncio.create_task(self._write(socket))
         try:
+            read = 0
             async for message in socket:
+                read += 1
+                if read % _READ_PER_TURN == 0:  # those that are there already are handed out without a turn of the loop
+                    await asyncio.sleep(0)
                 if not self._closing and (message.type != WSMsgType.TEXT or not self._received(message.data.encode())):
                     self.close("protocol-error")
         finally:

@@ -23,7 +23,8 @@ from roskva.registrar.sessions import MAYBE_STORED, Outstanding, Session, shared
 from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
-_TOLD_PER_TURN: Final = 500  # followers of one object that one turn of the event loop tells
+_CROWD: Final = 500  # followers of one object: more are told in turns
+_TOLD_PER_TURN: Final = 100  # of a crowd, in one turn of the event loop
 _LOOKED_AT_PER_TURN: Final = 10_000  # followers of several objects: with fewer, each of them costs more (docs/performance.md)
 _GATHERED_MAX: Final = 20_000  # notifications that wait for more of their clients
 _CROWDS_MAX: Final = 16  # objects with more than that which are being told; those beyond wait for the pipeline
@@ -126,7 +127,7 @@ class FastPath:
         done = len(updates)
         for number, update in enumerate(updates):
             count = self._index.count(update.object)
-            if count > _TOLD_PER_TURN:
+            if count > _CROWD:
                 self._tell_crowd(update)
                 continue
             room -= count
@@ -153,7 +154,7 @@ class FastPath:
         told = (
             (session, entry)
             for one in stamps
-            if self._index.count(one.object) <= _TOLD_PER_TURN
+            if self._index.count(one.object) <= _CROWD
             for session, _ in self._index.of(one.object)
             if (entry := session.outstanding.get((one.object, False))) is not None
         )
