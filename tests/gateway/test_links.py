@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ import pytest
 from roskva.address import address_of, bound_socket, host_and_port
 from roskva.config import ApplicationSettings
 from roskva.gateway.frames import FrameConnection
+from roskva.gateway.hinting import Hinting
 from roskva.gateway.links import Links
 from roskva.gateway.service import Gateway
 from roskva.keys import load_keys
@@ -26,7 +28,10 @@ from roskva.model import (
     UNAVAILABLE,
     ClientId,
     Propagation,
+    Stamps,
+    Update,
     client_partition,
+    name_of,
     object_key,
     rendezvous,
     seqno_of,
@@ -175,6 +180,29 @@ async def test_an_accepted_update_reaches_clients_of_the_other_gateway_without_t
         await say(socket, token=token, acks=[{"object": "hello", "seqno": str(update.seqno), "version": "8"}])
         assert await answer == [SETTLED]
         assert two.registrar.counters.sent_at_once == 0
+    await socket.close()
+
+
+async def test_what_nobody_follows_waits_before_nothing_at_either_gateway(
+    start: Start, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await both(start)
+    socket, _, _ = await registered_at_the_other(one, two, http)
+    waited: list[tuple[str, bytes]] = []
+    for name, gateway in (("one", one), ("two", two)):
+
+        def hint(updates: Sequence[Update], stamps: Sequence[Stamps], of: Gateway = gateway, name: str = name) -> None:
+            waited.extend((name, name_of(update.object)) for update in updates)
+            assert {stamp.object for stamp in stamps} <= {update.object for update in updates}
+            Hinting.hint(of._hinting, updates, stamps)
+
+        monkeypatch.setattr(gateway._hinting, "hint", hint)
+    updates = [{"object": f"nobody-{number}", "version": 1} for number in range(50)]
+    updates.insert(25, {"object": "hello", "version": 8})
+    async with http.post(f"{one.url}/v1/publish", json={"application": "demo", "updates": updates}) as response:
+        assert response.status == 200
+    assert (await hear_until(socket, "notify"))["notify"][0]["version"] == "8"
+    assert waited == [("two", b"hello")]
     await socket.close()
 
 

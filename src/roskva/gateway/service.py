@@ -219,12 +219,19 @@ class Gateway:
     def _hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         """What was accepted here."""
         self.links.hint(updates, stamps)
-        self._hinting.hint(updates, stamps)
+        self._tell(updates, stamps)
 
     def _hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         """What another gateway accepted."""
         self.registrar.trails.noted(stamps)
-        self._hinting.hint(updates, stamps)
+        self._tell(updates, stamps)
+
+    def _tell(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        """What nobody here follows waits in no line, before what somebody does: a burst of it would."""
+        is_followed = self.registrar.fast.is_followed
+        followed = [one for one in updates if is_followed(one.object)]
+        if followed:
+            self._hinting.hint(followed, [one for one in stamps if is_followed(one.object)])
 
     def _press(self, reason: str) -> None:
         self.registrar.room.pressed = reason

@@ -79,6 +79,10 @@ class FastPath:
 
     # Who follows what.
 
+    def is_followed(self, key: ObjectKey) -> bool:
+        """By anybody who is online here."""
+        return key in self._index
+
     def follow(self, session: Session, row: ClientRow) -> None:
         """After a look at an online client's row. Every operation on a registration raises the row's seqno."""
         stand = _stand(row)

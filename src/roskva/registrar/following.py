@@ -33,6 +33,9 @@ class Index:
         """Objects that somebody online is registered for."""
         return len(self._followers)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._followers
+
     def count(self, key: ObjectKey) -> int:
         followers = self._followers.get(key)
         if followers is None:
