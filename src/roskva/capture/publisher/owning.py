@@ -320,33 +320,37 @@ class Owning:
         return bool(epoch)
 
     async def forget(self, application: str) -> list[FlowName]:
-        """All flows of it, and what was noted of them. Raises BadRequest if another publisher has it: that one would begin anew with
-        flows of which nothing is known any more, and skip what they had not got to."""
+        """All flows of it, and what was noted of them. Raises BadRequest if another publisher has it, or takes it just now: that one would
+        begin anew with flows of which nothing is known any more, and skip what they had not got to."""
         async with self._round:
             seen = await self._blocking(self.peers.read)
-            flows = sorted(flow for flow in seen.records if flow.application == application)
+            claims = [Claim(flow, record.epoch) for flow, record in sorted(seen.records.items()) if flow.application == application]
             self.peers.observe(seen, self._loop.time())
             if having := self.peers.having(application, seen.records):
                 raise BadRequest(
                     f"Other publishers that live have the application {application!r}, too: {', '.join(having)}. Take it out of"
                     " the settings of each, restart it, and remove the application then; what is still a publisher's own, at that one."
                 )
+            self._stop([claim.flow for claim in claims])
+            taken = await self._blocking(partial(self._forget, claims, notes_of(seen.notes, application)))
+            flows = [claim.flow for claim in claims if claim.flow not in taken]
             for flow in flows:
-                if flow in self.held:
-                    self._no_longer_hold(flow)
-                    self.storing.drop(flow)
-                    self._perform(self._core.remove(flow))
-                    self._placing.disowned(flow)
+                self.storing.drop(flow)
                 self.foreign.pop(flow, None)
                 self._core.unwatch(flow)
-            await self._blocking(partial(self._forget, flows, notes_of(seen.notes, application)))
+        if taken:
+            raise BadRequest(
+                f"Another publisher has just taken {', '.join(map(str, taken))}, which stay: ask again, and it says which one."
+            )
         return flows
 
-    def _forget(self, flows: Sequence[FlowName], notes: Sequence[str]) -> None:
-        """The notes first: as long as there are flows, whoever was interrupted can ask for the rest."""
-        for name in notes:
+    def _forget(self, claims: Sequence[Claim], notes: Sequence[str]) -> list[FlowName]:
+        """The answer: those that somebody took meanwhile, for whom the notes stay, too. Whoever is interrupted before they are gone asks
+        again: they go then, though there are no flows any more."""
+        taken = self._store.forget(claims)
+        for name in () if taken else notes:
             self._store.note(name, b"")
-        self._store.forget(flows)
+        return taken
 
     async def note(self, name: str, value: bytes) -> None:
         await self._blocking(lambda: self._store.note(name, value))
