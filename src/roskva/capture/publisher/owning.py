@@ -22,7 +22,7 @@ from roskva.capture.interface import Datastore
 from roskva.capture.ownership import Duty, FlowName, Reach, Record, decide, fit_for, order_of
 from roskva.capture.positions import Position
 from roskva.capture.publisher.about import about_of, elsewhere_of
-from roskva.capture.publisher.beginning import beginnings, position_in
+from roskva.capture.publisher.beginning import Beginning, position_in
 from roskva.capture.publisher.notes import notes_of, order_noted, paused_of
 from roskva.capture.publisher.peers import Peers, Seen
 from roskva.capture.publisher.placing import Placing
@@ -57,7 +57,6 @@ class Owning:
         self.held: dict[FlowName, int] = {}  # the epoch
         self.foreign: dict[FlowName, Record] = {}  # what is written, and not ours
         self._problem: RoskvaError | None = None  # with the place of the datamarkers
-        self._unbegun: dict[str, RoskvaError] = {}  # applications whose flows cannot begin, and why
         self._core = core
         self._store = store
         self._datastore = datastore
@@ -70,6 +69,7 @@ class Owning:
         self.storing = Storing(core, store, datastore, self._thread, perform, self._lost)
         self._round = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._beginning = Beginning(self.find, self.look_soon)
         self._handing: set[FlowName] = set()
         self._drained: set[FlowName] = set()
         self._releasing: asyncio.Task[None] | None = None
@@ -79,20 +79,10 @@ class Owning:
 
     @property
     def problems(self) -> list[RoskvaError]:
-        return [problem for problem in (self._problem, self.storing.problem, *self._unbegun.values()) if problem is not None]
+        return [problem for problem in (self._problem, self.storing.problem, *self._beginning.problems.values()) if problem is not None]
 
     async def _blocking(self, call: Callable[[], Answer]) -> Answer:
         return await self._loop.run_in_executor(self._thread, call)
-
-    async def _slow(self, call: Callable[[], Answer]) -> Answer:
-        """For what may take long, such as looking for a time in the log: our counter moves meanwhile, so that nobody takes our flows."""
-        work = self._loop.run_in_executor(None, call)
-        while not (await asyncio.wait([work], timeout=self.settings.beat_s))[0]:
-            began_s, about = self._loop.time(), self._about()
-            with suppress(RoskvaError):  # the next round says so
-                await self._blocking(partial(self.peers.beat, about))
-                self._beaten_s = began_s
-        return work.result()
 
     def _about(self) -> bytes:
         if len(self.settings.peers) < 2:
@@ -189,14 +179,11 @@ class Owning:
         return claims, releases
 
     async def _take_first(self, claims: Sequence[Claim]) -> None:
-        """Flows that have no datamarker yet are taken when it is known where they begin. Where that cannot be said, nobody owns them, and
-        the next round tries it again. All together: those that begin at the end let go of the log that others begin with.
+        """Flows that have no datamarker yet are taken when it is known where they begin, which a round of before has begun to look for.
+        Where that cannot be said, nobody owns them, and it is looked for again. All together: those that begin at the end let go of the log
+        that others begin with.
         """
-        begins, unbegun = await beginnings([claim.flow for claim in claims], self.settings.applications, self.find)
-        for application, problem in unbegun.items():
-            if str(problem) != str(self._unbegun.get(application)):
-                log.warning("%s", problem)
-        self._unbegun = unbegun
+        begins = self._beginning.of([claim.flow for claim in claims], self.settings.applications)
         for flow, position in begins.items():
             self._core.watch(flow, position)
         try:
@@ -269,7 +256,8 @@ class Owning:
     # Operators.
 
     async def find(self, place: Start) -> Position:
-        return await self._slow(partial(position_in, self._datastore, place))
+        """May take long, and so keeps none of our threads from anything else."""
+        return await self._loop.run_in_executor(None, position_in, self._datastore, place)
 
     async def rewind(self, flows: Sequence[FlowName], to: Start) -> Position:
         """The datamarker of all of them is this now. Raises BadRequest, and nothing is done, if one is not ours to rewind; and if some were
@@ -392,6 +380,7 @@ class Owning:
             await self._blocking(self.peers.leave)
         except RoskvaError as error:
             log.warning("The publisher could not say that it leaves: %s", error)
+        await self._beginning.stop()
         if self._releasing is not None:
             self._releasing.cancel()
             await asyncio.gather(self._releasing, return_exceptions=True)

@@ -95,7 +95,7 @@ class PostgresStore:
         Postgres cannot say when the rest of it was: if all is later, this is the oldest.
         """
         oldest = self.retained().oldest
-        return before_time(self._settings, self.identity, oldest, int(time_s * 1_000_000), SEARCH_S_MAX)
+        return before_time(self._settings, self.identity, oldest, int(time_s * 1_000_000), SEARCH_S_MAX, lambda: self._closed)
 
     def confirm(self, position: Position) -> None:
         anchor = self._anchor()
