@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -12,6 +13,7 @@ from roskva.capture.ownership import FlowName
 ORDER: Final = "order:"  # of an application: its publishers, the first first
 PAUSED: Final = "paused:"  # of a flow: why it is paused
 LOG: Final = "log"  # what the datastore must know of its log's past
+SECRET: Final = "secret"  # by which publishers know what one of them has written into the log
 
 
 def order_noted(notes: Mapping[str, bytes], application: str) -> tuple[str, ...]:
@@ -28,6 +30,12 @@ def notes_of(notes: Iterable[str], application: str) -> list[str]:
     """The names of all that concern it."""
     paused = f"{PAUSED}{application}/"
     return [name for name in notes if name == ORDER + application or (name.startswith(paused) and name.removeprefix(paused).isdigit())]
+
+
+def secret_of(store: Datamarkers) -> str:
+    """Made when it is first asked for, and the same for whoever asks later (interface.Signing)."""
+    fresh = secrets.token_hex(16).encode()
+    return (fresh if store.swap(SECRET, b"", fresh) else store.notes()[SECRET]).decode()
 
 
 class SharedMemory:

@@ -142,7 +142,8 @@ def identity_of(system: str, database: str) -> str:
 
 
 class PostgresReader:
-    """`oldest` answers from where the log can be read, `primary_key` a table's, `promoted` whether a standby is none any more."""
+    """`oldest` answers from where the log can be read, `primary_key` a table's, `promoted` whether a standby is none any more, `is_gap` as
+    the decoder asks it."""
 
     def __init__(
         self,
@@ -152,14 +153,13 @@ class PostgresReader:
         oldest: Callable[[], Position],
         primary_key: Callable[[int], tuple[str, ...]],
         promoted: Callable[[], bool],
+        is_gap: Callable[[bytes], bool],
     ) -> None:
         self._settings = settings
         self._oldest = oldest
         self._promoted = promoted
         self._stream = Stream(settings, identity, position)
-        self._decoder = Decoder(
-            self._stream.database, self._stream.timelines, position, primary_key, settings.message_prefix, settings.publication
-        )
+        self._decoder = Decoder(self._stream.database, self._stream.timelines, position, primary_key, settings.message_prefix, is_gap)
         self._pending: list[Change] = []  # what one message brought beyond the batch: a TRUNCATE of many tables
         self._handed_out = position
         self._lock = threading.Lock()  # `close` comes from any thread

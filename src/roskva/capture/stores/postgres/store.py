@@ -14,6 +14,7 @@ from roskva.capture.positions import Position
 from roskva.capture.stores.postgres.advancing import Advancing
 from roskva.capture.stores.postgres.checking import findings
 from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named
+from roskva.capture.stores.postgres.gaps import Gaps
 from roskva.capture.stores.postgres.publication import Publication
 from roskva.capture.stores.postgres.replication import PostgresReader, before_time, identify, identity_of
 from roskva.capture.stores.postgres.slots import (
@@ -47,11 +48,15 @@ class PostgresStore:
         self._connection: Any = None
         self._identity = ""
         self._timelines = Timelines(0)
-        self._publication = Publication(settings)
+        self._gaps = Gaps(settings.publication)
+        self._publication = Publication(settings, self._gaps)
         self._advancing = Advancing(settings)
         self._readers: set[PostgresReader] = set()
         self._lock = threading.RLock()
         self._closed = False
+
+    def sign_with(self, secret: Callable[[], str]) -> None:
+        self._gaps.sign_with(secret)
 
     @property
     def identity(self) -> str:
@@ -80,6 +85,7 @@ class PostgresStore:
             lambda: self.retained().oldest,
             self._primary_key,
             lambda: not self._anchor().in_recovery,
+            self._gaps.is_one,
         )
         with self._lock:
             self._readers = {other for other in self._readers if not other.closed}
