@@ -34,6 +34,8 @@ class Retained(NamedTuple):
     # bytes of the whole log. None: `oldest` is what was confirmed.
     confirmed: Position | None = None
     bytes_kept: int | None = None
+    # Whether it is a standby's, and so may be behind what was read elsewhere. None: the datastore cannot tell.
+    follows: bool | None = None
 
 
 class Finding(NamedTuple):

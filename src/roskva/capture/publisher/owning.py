@@ -23,7 +23,7 @@ from roskva.capture.ownership import Duty, FlowName, Reach, Record, decide, fit_
 from roskva.capture.positions import Position
 from roskva.capture.publisher.about import about_of, elsewhere_of
 from roskva.capture.publisher.beginning import Beginning, position_in
-from roskva.capture.publisher.notes import notes_of, order_noted, paused_of
+from roskva.capture.publisher.notes import BEYOND, Stopped, notes_of, order_noted, paused_of, stopped_of
 from roskva.capture.publisher.peers import Peers, Seen
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.settings import PublisherSettings, Start
@@ -56,6 +56,8 @@ class Owning:
         self.settings = settings
         self.held: dict[FlowName, int] = {}  # the epoch
         self.foreign: dict[FlowName, Record] = {}  # what is written, and not ours
+        self.stopped: dict[FlowName, Stopped] = {}  # beyond.py
+        self.round = asyncio.Lock()  # held while ownership and datamarkers change
         self._problem: RoskvaError | None = None  # with the place of the datamarkers
         self._core = core
         self._store = store
@@ -67,7 +69,6 @@ class Owning:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "datamarkers")
         self.storing = Storing(core, store, datastore, self._thread, perform, self._lost)
-        self._round = asyncio.Lock()
         self._wake = asyncio.Event()
         self._beginning = Beginning(self.find, self.look_soon)
         self._handing: set[FlowName] = set()
@@ -120,7 +121,7 @@ class Owning:
 
     async def look(self) -> None:
         """One round."""
-        async with self._round:
+        async with self.round:
             if not self.stopping:
                 await self._look()
 
@@ -134,6 +135,7 @@ class Owning:
         self._watch(seen.records)
         if self.stopping:
             return
+        self.stopped = stopped_of(seen.notes, seen.records)
         self._placing.pause_only(paused_of(seen.notes, seen.records))
         claims, releases = self._decide(seen)
         if releases:
@@ -220,7 +222,7 @@ class Owning:
     async def _release(self) -> None:
         """All that was drained, in one go."""
         while self._drained:
-            async with self._round:  # so that no round, which has seen the flows as ours, takes them again
+            async with self.round:  # so that no round, which has seen the flows as ours, takes them again
                 flows, self._drained = [flow for flow in self._drained if flow in self.held], set()
                 try:
                     await self.storing.write()
@@ -277,7 +279,7 @@ class Owning:
             raise BadRequest(f"The flow {refused[0]} is not this publisher's, or is just being handed over: ask its next owner.")
         await asyncio.gather(*map(self._taken_back, flows))
         try:
-            async with self._round:
+            async with self.round:
                 lost = [str(flow) for flow in flows if not await self._rewound(flow, position)]
         finally:
             for flow in flows:
@@ -303,6 +305,8 @@ class Owning:
             self.storing.drop(flow)
             self.held[flow] = epoch
             self._perform(self._core.rewind(flow, position, epoch))
+            if flow in self.stopped:
+                await self.note(f"{BEYOND}{flow}", b"")  # the next round lets it go on
         else:
             self._lost(flow, self.held[flow])
         return bool(epoch)
@@ -310,7 +314,7 @@ class Owning:
     async def forget(self, application: str) -> list[FlowName]:
         """All flows of it, and what was noted of them. Raises BadRequest if another publisher has it, or takes it just now: that one would
         begin anew with flows of which nothing is known any more, and skip what they had not got to."""
-        async with self._round:
+        async with self.round:
             seen = await self._blocking(self.peers.read)
             claims = [Claim(flow, record.epoch) for flow, record in sorted(seen.records.items()) if flow.application == application]
             self.peers.observe(seen, self._loop.time())

@@ -71,10 +71,10 @@ class PostgresStore:
         if not anchor.readable:
             # A slot that was given up had come to its limit, and is beyond it: whoever looks at its share must not see it vanish.
             behind = max(0, anchor.end - anchor.confirmed) if anchor.confirmed else None
-            return Retained(end, end, behind, anchor.keep_bytes_max)
+            return Retained(end, end, behind, anchor.keep_bytes_max, follows=anchor.in_recovery)
         # What the server keeps, and gives up at the limit, begins a little before what was confirmed.
         behind = max(0, anchor.end - anchor.restart)
-        return Retained(timelines.before(anchor.confirmed), end, behind, anchor.keep_bytes_max)
+        return Retained(timelines.before(anchor.confirmed), end, behind, anchor.keep_bytes_max, follows=anchor.in_recovery)
 
     def read_after(self, position: Position) -> Reader:
         self._check_open()
