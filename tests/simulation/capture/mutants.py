@@ -24,7 +24,10 @@ _ANEW: Final = (
     *(f"roskva.capture.{name}" for name in ("ownership", "spark.buffers", "spark.receiving")),
     *(f"roskva.capture.publisher.{name}" for name in ("placing", "storing", "peers", "beginning", "owning", "beyond", "control", "server")),
     *(f"roskva.capture.subscriber.{name}" for name in ("flow", "connection", "service")),
-    *(f"roskva.simulation.capture{name}" for name in ("", "_checkers", "_forks", "_knobs", "_log", "_publishers", "_subscribers")),
+    *(
+        f"roskva.simulation.capture{name}"
+        for name in ("", "_checkers", "_forks", "_knobs", "_log", "_publishers", "_running", "_subscribers")
+    ),
     *(f"roskva.simulation.capture_shell{name}" for name in ("", "_knobs", "_publishers", "_subscribers")),
 )
 
