@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from roskva.capture.core import Core
 from roskva.capture.interface import Retained
@@ -29,14 +28,11 @@ from roskva.errors import RoskvaError, WrongHistory
 
 log = logging.getLogger(__name__)
 
-LOOKS_MIN: Final = 3  # before a flow is stopped: one may have met a log that is just being made anew
-
 
 @dataclass(slots=True)
 class _Seen:
     end: Position  # of the log, then
     since_s: float
-    looks: int = 0
 
 
 class Beyond:
@@ -72,7 +68,6 @@ class Beyond:
             if seen is None:
                 seen = self._seen[flow] = _Seen(retained.end, now_s)
                 log.warning("The flow %s waits: its datamarker is %s, and the log ends at %s.", flow, datamarker, retained.end)
-            seen.looks += 1
             if self._is_taken_back(datamarker, retained, seen):
                 stop[flow] = Stopped(datamarker, seen.end)
         if stop:
@@ -92,7 +87,7 @@ class Beyond:
             return len(self._owning.settings.peers) < 2 and self._is_late(seen)
         # Of another history is also a primary of before, whose flows a peer takes that follows the present one.
         alone = len(self._owning.settings.peers) < 2 or datamarker.history == retained.end.history
-        return not retained.follows and alone and seen.looks >= LOOKS_MIN
+        return not retained.follows and alone
 
     async def _stop(self, flows: Mapping[FlowName, Stopped]) -> None:
         """Those that nobody has rewound meanwhile."""
