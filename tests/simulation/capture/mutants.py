@@ -237,7 +237,7 @@ MUTANTS: Final = (
         "            self._close(flow, MOVING, None, now_s)\n        else:\n            self._attach(flow, members[member], now_s)\n",
         "        self._attach(flow, members[member], now_s)\n",
         "one at a time",
-        77,
+        106,
         "capture_shell",
     ),
     Mutant(
@@ -264,7 +264,7 @@ MUTANTS: Final = (
         "                        self.processed = update.change.position\n                        return\n",
         "                        break\n",
         "at least once",
-        2,
+        19,
         "capture_shell",
     ),
     Mutant(
@@ -273,7 +273,7 @@ MUTANTS: Final = (
         "                self._dropped.add(shard)\n",
         "",
         "in order",
-        2,
+        23,
         "capture_shell",
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS: Final = (
         "        return self._now_s - seen.moved_s < self.takeover_s\n",
         "        return self._now_s - seen.moved_s < 0.5 * self.takeover_s\n",
         "one owner",
-        10,
+        2,
         "capture_shell",
     ),
     Mutant(
