@@ -246,7 +246,7 @@ MUTANTS: Final = (
         "        if self._streams.get(flow) == frame.flow:",
         "        if True:",
         "caught up",
-        491,
+        2409,
         "capture_shell",
     ),
     Mutant(
