@@ -7,7 +7,7 @@ shards, filters or flows: whoever reads gets everything, once for all who want i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from roskva.capture.positions import Position
@@ -34,6 +34,8 @@ class Retained(NamedTuple):
     # bytes of the whole log. None: `oldest` is what was confirmed.
     confirmed: Position | None = None
     bytes_kept: int | None = None
+    # Whether it is a standby's, and so may be behind what was read elsewhere. None: the datastore cannot tell.
+    follows: bool | None = None
 
 
 class Finding(NamedTuple):
@@ -117,4 +119,14 @@ class Remembering(Protocol):
 
     def keep(self) -> None:
         """What was read until now. Called before datamarkers are stored, and every second. Raises Unavailable."""
+        ...
+
+
+@runtime_checkable
+class Signing(Protocol):
+    """A datastore that writes words of its own into the log, where other users of the database could write the same."""
+
+    def sign_with(self, secret: Callable[[], str]) -> None:
+        """Before anything else is asked of it: what its own words are known by, the same for all publishers of the data, for as long as
+        there are datamarkers. To ask for it blocks, and raises Unavailable."""
         ...

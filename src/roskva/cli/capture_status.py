@@ -90,6 +90,8 @@ def flow_lines(all_of: Sequence[FlowLag], shown: int | None) -> Iterator[str]:
 
 def _state(flow: Mapping[str, Any]) -> str:
     state = flow["state"]
+    if state != "paused" and flow["why"]:
+        return str(flow["why"])
     if state == "riding":
         return f"at {flow['member']}"
     means = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from dataclasses import asdict, replace
+from dataclasses import replace
 from random import Random
 from typing import Final
 
@@ -20,6 +20,7 @@ from roskva.simulation.capture_checkers import Broken, Checkers
 from roskva.simulation.capture_knobs import Knobs, knobs_of
 from roskva.simulation.capture_log import Log, Replica
 from roskva.simulation.capture_publishers import Datamarkers, Publisher, Record
+from roskva.simulation.capture_running import main, told
 from roskva.simulation.capture_subscribers import Link, Process
 
 _ROUNDS_MAX: Final = 800  # of peace
@@ -320,24 +321,13 @@ class World:
 def run(seed: int) -> World:
     """Raises Broken, with the seed, its knobs and what happened last."""
     world = World(knobs_of(seed))
-    try:
+    with told(seed, world):
         try:
             world.run()
         except AssertionError as error:
             raise Broken("invariant", str(error)) from error
-    except Broken as broken:
-        broken.add_note(f"seed {seed}: {asdict(world.knobs)}\n" + "\n".join(world.trace))
-        raise
     return world
 
 
-def main(first: int, last: int) -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(first, last + 1):
-        world = run(seed)
-        counts += world.counts + Counter(repeats=world.checkers.repeats, losses=world.checkers.losses)
-    sys.stdout.write(f"{last - first + 1} worlds hold: {dict(sorted(counts.items()))}\n")
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(run, int(sys.argv[1]), int(sys.argv[2]))

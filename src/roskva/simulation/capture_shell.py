@@ -14,7 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from roskva.capture.updates import Change, Update
 from roskva.errors import RoskvaError
 from roskva.simulation.capture_checkers import Broken, Checkers
 from roskva.simulation.capture_log import Log, Replica
+from roskva.simulation.capture_running import main, told
 from roskva.simulation.capture_shell_knobs import PARTING, Knobs, knobs_of
 from roskva.simulation.capture_shell_publishers import Place, ShellLoop, SimulatedPublisher
 from roskva.simulation.capture_shell_subscribers import KEY, Member
@@ -364,26 +365,16 @@ def run(seed: int) -> World:
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        try:
-            world.loop.run_until_complete(world.live())
-        except DeadWorld as error:
-            raise Broken("caught up", str(error)) from error
-    except Broken as broken:
-        broken.add_note(f"seed {seed}: {asdict(world.knobs)}\n" + "\n".join(world.trace))
-        raise
+        with told(seed, world):
+            try:
+                world.loop.run_until_complete(world.live())
+            except DeadWorld as error:
+                raise Broken("caught up", str(error)) from error
     finally:
         world.close()
         logger.setLevel(level)
     return world
 
 
-def main(first: int, last: int) -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(first, last + 1):
-        world = run(seed)
-        counts += world.counts + Counter(repeats=world.checkers.repeats, losses=world.checkers.losses)
-    sys.stdout.write(f"{last - first + 1} worlds hold: {dict(sorted(counts.items()))}\n")
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(run, int(sys.argv[1]), int(sys.argv[2]))

@@ -190,7 +190,7 @@ class PlaceOf:
     def rewind(self, flow: FlowName, publisher: str, position: Position) -> int:
         return self._call(lambda: self._place.rewind(flow, publisher, position))
 
-    def forget(self, flows: Sequence[FlowName]) -> None:
+    def forget(self, claims: Sequence[Claim]) -> list[FlowName]:
         raise NotImplementedError
 
     def beat(self, member: str, about: bytes) -> None:

@@ -91,7 +91,7 @@ class DatamarkersContract:
         assert store.store([]) == []
         assert store.take([], "p1") == {}
         store.release([], "p1")
-        store.forget([])
+        assert store.forget([]) == []
         assert (store.records(), store.members(), store.notes()) == ({}, {}, {})
 
     def test_flows_are_told_apart_by_application_and_shard(self, store: Datamarkers) -> None:
@@ -101,7 +101,7 @@ class DatamarkersContract:
         assert {flow: record.datamarker for flow, record in store.records().items()} == {
             flow: Position(0, number) for number, flow in enumerate(flows)
         }
-        store.forget(flows[1:])
+        assert store.forget([Claim(flow, epoch) for flow in flows[1:]]) == []
         assert store.records().keys() == {flows[0]}
 
     def test_what_an_earlier_owner_stores_is_refused(self, store: Datamarkers) -> None:
@@ -223,11 +223,24 @@ class DatamarkersContract:
         """Else an owner that slept, or a subscriber that remembers the epoch, would take the new flow for the old one."""
         first = taken(store)
         second = taken(store, by="p2")
-        store.forget([FLOW, FlowName("watch", 4)])
+        assert store.forget([Claim(FLOW, second), Claim(FlowName("watch", 4), 1)]) == [], "one that is not there is forgotten already"
         assert store.records() == {}
         third = taken(store)
         assert first < second < third
         assert store.store([Mark(FLOW, Position(1, 9), second)]) == [FLOW]
+
+    def test_a_flow_that_somebody_has_taken_meanwhile_is_not_forgotten(self, store: Datamarkers) -> None:
+        other = FlowName("watch", 4)
+        seen = taken(store, FLOW, other)
+        store.store([Mark(FLOW, Position(1, 9), seen), Mark(other, Position(1, 9), seen)])
+        now = taken(store, by="p2")
+        assert store.forget([Claim(FLOW, seen), Claim(other, seen)]) == [FLOW]
+        assert store.records() == {FLOW: (Position(1, 9), now, "p2", False)}
+        assert store.store([Mark(FLOW, Position(1, 10), now)]) == []
+        assert store.rewind(FLOW, "p2", Position(1, 1)) == now + 1
+        assert store.forget([Claim(FLOW, now)]) == [FLOW], "it was rewound meanwhile"
+        assert store.forget([Claim(FLOW, now + 1)]) == []
+        assert taken(store) > now + 1
 
     def test_members_beat_and_leave(self, store: Datamarkers) -> None:
         store.beat("p1", b"a")

@@ -62,77 +62,6 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
-async def test_of_two_publishers_on_the_same_server_either_goes_on(
-    folder: Path, server: PostgresServer, datamarkers: str, owners: Owners
-) -> None:
-    both = first, second = publisher(folder, "p1", server, datamarkers), publisher(folder, "p2", server, datamarkers)
-    rows = Rows()
-    async with running(*both), subscriber(rows, both):
-        with Writer(lambda: at(server)) as writer:
-            silent_s = await killed_and_back(first, second, writer, rows, owners)
-        await until(lambda: rows.has_all_of(writer), "all that was committed")
-    rows.check(writer)
-    assert rows.losses == []
-    assert silent_s < 5 * TAKEOVER_S
-
-
-async def test_an_owner_that_stood_still_is_fenced_when_it_wakes_up(
-    folder: Path, server: PostgresServer, datamarkers: str, owners: Owners
-) -> None:
-    """It has rows in its buffers, and believes that the flows are its own."""
-    both = first, _ = publisher(folder, "p1", server, datamarkers), publisher(folder, "p2", server, datamarkers)
-    rows = Rows()
-    async with running(*both), subscriber(rows, both):
-        with Writer(lambda: at(server)) as writer:
-            await serves(first, writer, rows, owners)
-            first.pause(True)
-            await until(lambda: owners.are("p2"), "the second one takes over")
-            number = writer.committed[-1]
-            await until(lambda: rows.has(number + 50), "the second one goes on")
-            first.pause(False)
-            await until(lambda: owners.are("p1"), "flows go back")
-            number = writer.committed[-1]
-            await until(lambda: rows.has(number + 50), "the first one goes on")
-        await until(lambda: rows.has_all_of(writer), "all that was committed")
-    rows.check(writer)
-    assert rows.losses == []
-
-
-async def test_the_place_of_the_datamarkers_fails_over_too(folder: Path, server: PostgresServer) -> None:
-    """Both publishers find the promoted standby by themselves, and own flows under epochs that the lost one never gave."""
-    with running_postgres() as lost, running_replica(lost) as promoted:
-        lost.create_database("marks")
-        lost.execute("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
-        place = f"host=127.0.0.1,127.0.0.1 port={lost.port},{promoted.port} user=postgres dbname=marks"
-        both = first, _ = publisher(folder, "p1", server, place), publisher(folder, "p2", server, place)
-        rows, owners = Rows(), Owners(place)
-        async with running(*both), subscriber(rows, both):
-            with Writer(lambda: at(server)) as writer:
-                await serves(first, writer, rows, owners)
-                before = owners.epochs()
-                owners.close()
-                lost.kill()
-                await asyncio.sleep(TAKEOVER_S)  # nobody knows any more who owns what
-                promoted.execute("postgres", "SELECT pg_promote()")
-                owners = Owners(place)
-                await until(lambda: owners.are("p1") and min(owners.epochs().values()) % EPOCHS_OF_A_TIMELINE > 0, "flows are taken anew")
-                number = writer.committed[-1]
-                await until(lambda: rows.has(number + 50), "rows come")
-            await until(lambda: rows.has_all_of(writer), "all that was committed")
-        for shard, epoch in owners.epochs().items():
-            assert before[shard] // EPOCHS_OF_A_TIMELINE == 1
-            assert epoch // EPOCHS_OF_A_TIMELINE == 2
-        owners.close()
-    rows.check(writer)
-    assert rows.losses == []
-
-
-@pytest.fixture
-def synchronous() -> Iterator[tuple[PostgresServer18, PostgresServer18]]:
-    with primary_and_standby(synchronous=True) as servers:
-        yield servers
-
-
 @asynccontextmanager
 async def snapshots_of(primary: PostgresServer) -> AsyncIterator[None]:
     """A slot of a standby is made when its primary logs the transactions that run, which it else does every 15 s."""
@@ -161,14 +90,93 @@ async def both_running(primary: PostgresServer, *publishers: PublisherProcess) -
         await starting.__aexit__(None, None, None)
 
 
+@asynccontextmanager
+async def serving(
+    folder: Path, servers: tuple[PostgresServer, PostgresServer], datamarkers: str, rows: Rows, **applications: str
+) -> AsyncIterator[tuple[PublisherProcess, PublisherProcess]]:
+    """A publisher at the primary and one at its standby, or both at one server, and who subscribes."""
+    primary, standby = servers
+    first = publisher(folder, "p1", primary, datamarkers, **applications)
+    second = publisher(folder, "p2", standby, datamarkers, **applications)
+    both = running(first, second) if primary is standby else both_running(primary, first, second)
+    async with both, subscriber(rows, (first, second)):
+        yield first, second
+
+
+async def test_of_two_publishers_on_the_same_server_either_goes_on(
+    folder: Path, server: PostgresServer, datamarkers: str, owners: Owners
+) -> None:
+    rows = Rows()
+    async with serving(folder, (server, server), datamarkers, rows) as (first, second):
+        with Writer(lambda: at(server)) as writer:
+            silent_s = await killed_and_back(first, second, writer, rows, owners)
+        await until(lambda: rows.has_all_of(writer), "all that was committed")
+    rows.check(writer)
+    assert rows.losses == []
+    assert silent_s < 5 * TAKEOVER_S
+
+
+async def test_an_owner_that_stood_still_is_fenced_when_it_wakes_up(
+    folder: Path, server: PostgresServer, datamarkers: str, owners: Owners
+) -> None:
+    """It has rows in its buffers, and believes that the flows are its own."""
+    rows = Rows()
+    async with serving(folder, (server, server), datamarkers, rows) as (first, _):
+        with Writer(lambda: at(server)) as writer:
+            await serves(first, writer, rows, owners)
+            first.pause(True)
+            await until(lambda: owners.are("p2"), "the second one takes over")
+            number = writer.committed[-1]
+            await until(lambda: rows.has(number + 50), "the second one goes on")
+            first.pause(False)
+            await until(lambda: owners.are("p1"), "flows go back")
+            number = writer.committed[-1]
+            await until(lambda: rows.has(number + 50), "the first one goes on")
+        await until(lambda: rows.has_all_of(writer), "all that was committed")
+    rows.check(writer)
+    assert rows.losses == []
+
+
+async def test_the_place_of_the_datamarkers_fails_over_too(folder: Path, server: PostgresServer) -> None:
+    """Both publishers find the promoted standby by themselves, and own flows under epochs that the lost one never gave."""
+    with running_postgres() as lost, running_replica(lost) as promoted:
+        lost.create_database("marks")
+        lost.execute("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        place = f"host=127.0.0.1,127.0.0.1 port={lost.port},{promoted.port} user=postgres dbname=marks"
+        rows, owners = Rows(), Owners(place)
+        async with serving(folder, (server, server), place, rows) as (first, _):
+            with Writer(lambda: at(server)) as writer:
+                await serves(first, writer, rows, owners)
+                before = owners.epochs()
+                owners.close()
+                lost.kill()
+                await asyncio.sleep(TAKEOVER_S)  # nobody knows any more who owns what
+                promoted.execute("postgres", "SELECT pg_promote()")
+                owners = Owners(place)
+                await until(lambda: owners.are("p1") and min(owners.epochs().values()) % EPOCHS_OF_A_TIMELINE > 0, "flows are taken anew")
+                number = writer.committed[-1]
+                await until(lambda: rows.has(number + 50), "rows come")
+            await until(lambda: rows.has_all_of(writer), "all that was committed")
+        for shard, epoch in owners.epochs().items():
+            assert before[shard] // EPOCHS_OF_A_TIMELINE == 1
+            assert epoch // EPOCHS_OF_A_TIMELINE == 2
+        owners.close()
+    rows.check(writer)
+    assert rows.losses == []
+
+
+@pytest.fixture
+def synchronous() -> Iterator[tuple[PostgresServer18, PostgresServer18]]:
+    with primary_and_standby(synchronous=True) as servers:
+        yield servers
+
+
 async def test_the_standbys_publisher_goes_on_when_that_of_the_primary_is_killed(
     folder: Path, synchronous: tuple[PostgresServer18, PostgresServer18], datamarkers: str, owners: Owners
 ) -> None:
-    primary, standby = synchronous
-    both = first, second = publisher(folder, "p1", primary, datamarkers), publisher(folder, "p2", standby, datamarkers)
     rows = Rows()
-    async with both_running(primary, *both), subscriber(rows, both):
-        with Writer(lambda: at(primary)) as writer:
+    async with serving(folder, synchronous, datamarkers, rows) as (first, second):
+        with Writer(lambda: at(synchronous[0])) as writer:
             silent_s = await killed_and_back(first, second, writer, rows, owners)
         await until(lambda: rows.has_all_of(writer), "all that was committed")
     rows.check(writer)
@@ -200,12 +208,11 @@ async def test_the_standby_is_promoted_when_the_primarys_server_is_killed(
 ) -> None:
     """The history changes, no commit that was answered is skipped, and the application of Roskva's own flow has another epoch."""
     primary, standby = synchronous
-    both = first, second = (
-        publisher(folder, "p1", primary, datamarkers, roskva='start = "oldest"'),
-        publisher(folder, "p2", standby, datamarkers, roskva='start = "oldest"'),
-    )
     rows = Rows()
-    async with both_running(primary, *both), subscriber(rows, both), notifying(folder, both) as (notifier, settings):
+    async with (
+        serving(folder, synchronous, datamarkers, rows, roskva='start = "oldest"') as (first, second),
+        notifying(folder, (first, second)) as (notifier, settings),
+    ):
         with Writer(lambda: at(primary)) as writer:
             await serves(first, writer, rows, owners)
             await until(lambda: notifier.published > 0, "versions are published")
@@ -240,9 +247,8 @@ async def test_a_lost_primary_that_returns_as_a_standby_owns_flows_again_when_it
 ) -> None:
     """Its slots are gone, and its publisher makes a new one: what comes before that cannot be read there."""
     primary, standby = synchronous
-    both = first, _ = publisher(folder, "p1", primary, datamarkers), publisher(folder, "p2", standby, datamarkers)
     rows = Reluctant()
-    async with both_running(primary, *both), subscriber(rows, both):
+    async with serving(folder, synchronous, datamarkers, rows) as (first, _):
         with Writer(lambda: at(primary)) as writer:
             await serves(first, writer, rows, owners)
             writer.connect = lambda: at(standby)
@@ -278,10 +284,9 @@ async def test_what_only_the_lost_primary_had_is_told_as_a_loss_and_nothing_afte
     folder: Path, datamarkers: str, owners: Owners
 ) -> None:
     """Asynchronous replication: the primary's publisher had sent rows, and their datamarkers were stored, that the standby never got."""
+    rows = Rows()
     with primary_and_standby(synchronous=False) as (primary, standby):
-        both = publisher(folder, "p1", primary, datamarkers), publisher(folder, "p2", standby, datamarkers)
-        rows = Rows()
-        async with both_running(primary, *both), subscriber(rows, both):
+        async with serving(folder, (primary, standby), datamarkers, rows):
             for number in range(1, 11):
                 primary.execute("shop", f"INSERT INTO documents VALUES ({number}, 'x')")
             await until(lambda: owners.are("p1") and rows.has(9) and rows.has(10), "the first one serves")

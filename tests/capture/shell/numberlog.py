@@ -46,6 +46,7 @@ class NumberLog:
         self.identity = "numbers"
         self.confirmed = 0
         self.fails = False  # as long as this is set, nothing can be read
+        self.follows: bool | None = None  # whether it is a standby's
         self._cut = path.with_suffix(f".cut{replica}")
         path.touch()
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -74,7 +75,7 @@ class NumberLog:
     def retained(self) -> Retained:
         if self.fails:
             raise DatastoreUnavailable("The numbers do not answer.")
-        return Retained(Position(0, self.gone), Position(0, self.count), (self.count - self.gone) * WIDTH)
+        return Retained(Position(0, self.gone), Position(0, self.count), (self.count - self.gone) * WIDTH, follows=self.follows)
 
     def read_after(self, position: Position) -> NumberReader:
         return NumberReader(self, position.sequence if position.index > 0 else position.sequence - 1)

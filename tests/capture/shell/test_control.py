@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roskva.capture.datamarkers import SqliteDatamarkers
+from roskva.capture.datamarkers import Claim, SqliteDatamarkers
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings
@@ -309,6 +309,30 @@ async def test_what_nobody_wants_any_more_is_removed_by_an_operator_and_not_befo
         assert await command(tmp_path, command="remove", application="old") == ["old/0"]
         await until(lambda: log.gone == 100)
         assert await command(tmp_path, command="remove", application="old") == "unknown-application"
+
+
+async def test_what_another_publisher_takes_at_that_moment_is_not_removed(tmp_path: Path, log: NumberLog) -> None:
+    """It would begin anew with a flow of which nothing is known any more."""
+
+    class Late(SqliteDatamarkers):
+        def forget(self, claims: Sequence[Claim]) -> list[FlowName]:
+            assert self.take(claims[:1], "p2") == {claims[0].flow: claims[0].seen + 1}
+            return super().forget(claims)
+
+    applications = {name: ApplicationSettings(KEY, start="oldest") for name in ("watch", "old")}
+    store = Late(tmp_path / "datamarkers", log.identity)
+    async with publishing(tmp_path, log, 2, store=store, applications=applications) as publisher:
+        log.append(10)
+        await until(lambda: all(record.datamarker is not None for record in store.records().values()) and len(store.records()) == 4)
+        await command(tmp_path, command="pause", application="old")
+        publisher.configure(replace(publisher.settings, applications={"watch": applications["watch"]}))
+        await until(lambda: len(publisher.owning.held) == 2)
+        assert await command(tmp_path, command="remove", application="old") == "bad-request"
+        kept = FlowName("old", 0)
+        assert {flow for flow in store.records() if flow.application == "old"} == {kept}
+        assert (store.records()[kept].owner, store.records()[kept].datamarker is None) == ("p2", False)
+        assert f"paused:{kept}" in store.notes(), "they are its own"
+        assert publisher.core.confirmable() == Position(0, 0), "the log is kept for it"
 
 
 async def test_limits_change_while_it_runs(tmp_path: Path, log: NumberLog) -> None:

@@ -22,9 +22,12 @@ _ANEW: Final = (
     *(f"roskva.capture.{name}" for name in ("limits", "flows", "actions", "caravans", "policies", "convoy", "core")),
     *(f"roskva.capture.stores.mariadb.{name}" for name in ("forks", "witness")),
     *(f"roskva.capture.{name}" for name in ("ownership", "spark.buffers", "spark.receiving")),
-    *(f"roskva.capture.publisher.{name}" for name in ("placing", "storing", "peers", "beginning", "owning", "control", "server")),
+    *(f"roskva.capture.publisher.{name}" for name in ("placing", "storing", "peers", "beginning", "owning", "beyond", "control", "server")),
     *(f"roskva.capture.subscriber.{name}" for name in ("flow", "connection", "service")),
-    *(f"roskva.simulation.capture{name}" for name in ("", "_checkers", "_forks", "_knobs", "_log", "_publishers", "_subscribers")),
+    *(
+        f"roskva.simulation.capture{name}"
+        for name in ("", "_checkers", "_forks", "_knobs", "_log", "_publishers", "_running", "_subscribers")
+    ),
     *(f"roskva.simulation.capture_shell{name}" for name in ("", "_knobs", "_publishers", "_subscribers")),
 )
 
@@ -234,7 +237,7 @@ MUTANTS: Final = (
         "            self._close(flow, MOVING, None, now_s)\n        else:\n            self._attach(flow, members[member], now_s)\n",
         "        self._attach(flow, members[member], now_s)\n",
         "one at a time",
-        77,
+        106,
         "capture_shell",
     ),
     Mutant(
@@ -243,7 +246,7 @@ MUTANTS: Final = (
         "        if self._streams.get(flow) == frame.flow:",
         "        if True:",
         "caught up",
-        491,
+        2409,
         "capture_shell",
     ),
     Mutant(
@@ -261,7 +264,7 @@ MUTANTS: Final = (
         "                        self.processed = update.change.position\n                        return\n",
         "                        break\n",
         "at least once",
-        2,
+        19,
         "capture_shell",
     ),
     Mutant(
@@ -270,7 +273,7 @@ MUTANTS: Final = (
         "                self._dropped.add(shard)\n",
         "",
         "in order",
-        2,
+        23,
         "capture_shell",
     ),
     Mutant(
@@ -279,7 +282,7 @@ MUTANTS: Final = (
         "        return self._now_s - seen.moved_s < self.takeover_s\n",
         "        return self._now_s - seen.moved_s < 0.5 * self.takeover_s\n",
         "one owner",
-        10,
+        2,
         "capture_shell",
     ),
     Mutant(

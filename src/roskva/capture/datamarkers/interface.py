@@ -69,8 +69,9 @@ class Datamarkers(Protocol):
         """Set the datamarker where it is told, back or forward, under the next epoch, which is the answer; 0: it is not the owner."""
         ...
 
-    def forget(self, flows: Sequence[FlowName]) -> None:
-        """Remove flows that nobody wants any more, datamarkers and all."""
+    def forget(self, claims: Sequence[Claim]) -> list[FlowName]:
+        """Remove flows that nobody wants any more, datamarkers and all: each whose epoch is still the one that was seen. The answer: those
+        that have another epoch now, since somebody took them meanwhile. They stay."""
         ...
 
     def beat(self, member: str, about: bytes) -> None:

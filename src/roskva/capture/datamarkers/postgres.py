@@ -178,12 +178,14 @@ class PostgresDatamarkers:
             found = cursor.fetchone()
         return 0 if found is None else int(found[0])
 
-    def forget(self, flows: Sequence[FlowName]) -> None:
+    def forget(self, claims: Sequence[Claim]) -> list[FlowName]:
         with self._transaction() as cursor:
-            written = _locked(cursor, flows)
-            highest = max([_forgotten(cursor), *(record.epoch for record in written.values())])
+            written = _locked(cursor, [claim.flow for claim in claims])
+            gone = {flow: seen for flow, seen in claims if flow in written and written[flow].epoch == seen}
+            highest = max([_forgotten(cursor), *gone.values()])
             cursor.execute(_NOTE, (FORGOTTEN, str(highest).encode()))
-            cursor.execute(f"DELETE FROM roskva_flows WHERE {_NAMED}", _columns(flows))
+            cursor.execute(f"DELETE FROM roskva_flows WHERE {_NAMED}", _columns(gone))
+        return [flow for flow, _ in claims if flow in written and flow not in gone]
 
     def beat(self, member: str, about: bytes) -> None:
         with self._transaction() as cursor:

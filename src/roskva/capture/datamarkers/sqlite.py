@@ -109,15 +109,21 @@ class SqliteDatamarkers:
             ).fetchone()
         return 0 if found is None else int(found[0])
 
-    def forget(self, flows: Sequence[FlowName]) -> None:
+    def forget(self, claims: Sequence[Claim]) -> list[FlowName]:
+        refused = []
         with self._transaction() as connection:
             highest = self._forgotten(connection)
-            for flow in flows:
-                gone = connection.execute("DELETE FROM flows WHERE application = ? AND shard = ? RETURNING epoch", flow).fetchone()
-                highest = highest if gone is None else max(highest, gone[0])
+            for flow, seen in claims:
+                found = connection.execute("SELECT epoch FROM flows WHERE application = ? AND shard = ?", flow).fetchone()
+                if found is not None and found[0] != seen:
+                    refused.append(flow)
+                elif found is not None:
+                    connection.execute("DELETE FROM flows WHERE application = ? AND shard = ?", flow)
+                    highest = max(highest, seen)
             connection.execute(
                 "INSERT INTO notes VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (FORGOTTEN, str(highest).encode())
             )
+        return refused
 
     def beat(self, member: str, about: bytes) -> None:
         with self._transaction() as connection:

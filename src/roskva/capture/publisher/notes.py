@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from roskva.capture.datamarkers import Datamarkers
 from roskva.capture.ownership import FlowName
+from roskva.capture.positions import Position, position_from_text
 
 ORDER: Final = "order:"  # of an application: its publishers, the first first
 PAUSED: Final = "paused:"  # of a flow: why it is paused
+BEYOND: Final = "beyond:"  # of a flow that is stopped until an operator rewinds it: `Stopped`
 LOG: Final = "log"  # what the datastore must know of its log's past
+SECRET: Final = "secret"  # by which publishers know what one of them has written into the log
 
 
 def order_noted(notes: Mapping[str, bytes], application: str) -> tuple[str, ...]:
@@ -20,14 +25,40 @@ def order_noted(notes: Mapping[str, bytes], application: str) -> tuple[str, ...]
     return tuple(json.loads(note)) if note else ()
 
 
-def paused_of(notes: Mapping[str, bytes], flows: Iterable[FlowName]) -> dict[FlowName, str]:
-    return {flow: why.decode() for flow in flows if (why := notes.get(f"{PAUSED}{flow}")) is not None}
+class Stopped(NamedTuple):
+    """A flow whose datamarker was beyond the log's end (beyond.py)."""
+
+    datamarker: Position
+    end: Position
+
+    def __str__(self) -> str:
+        return f"its datamarker {self.datamarker} was beyond the log's end {self.end}: rewind it"
+
+    def note(self) -> bytes:
+        return f"{self.datamarker} {self.end}".encode()
+
+
+def stopped_of(notes: Mapping[str, bytes], flows: Iterable[FlowName]) -> dict[FlowName, Stopped]:
+    noted = {flow: note.decode() for flow in flows if (note := notes.get(f"{BEYOND}{flow}")) is not None}
+    return {flow: Stopped(*map(position_from_text, note.split())) for flow, note in noted.items()}
+
+
+def paused_of(notes: Mapping[str, bytes], flows: Collection[FlowName]) -> dict[FlowName, str]:
+    """And why: by an operator, or since it is stopped."""
+    stopped = {flow: str(why) for flow, why in stopped_of(notes, flows).items()}
+    return stopped | {flow: why.decode() for flow in flows if (why := notes.get(f"{PAUSED}{flow}")) is not None}
 
 
 def notes_of(notes: Iterable[str], application: str) -> list[str]:
     """The names of all that concern it."""
-    paused = f"{PAUSED}{application}/"
-    return [name for name in notes if name == ORDER + application or (name.startswith(paused) and name.removeprefix(paused).isdigit())]
+    of_flows = re.compile(rf"({re.escape(PAUSED)}|{re.escape(BEYOND)}){re.escape(application)}/\d+")
+    return [name for name in notes if name == ORDER + application or of_flows.fullmatch(name)]
+
+
+def secret_of(store: Datamarkers) -> str:
+    """Made when it is first asked for, and the same for whoever asks later (interface.Signing)."""
+    fresh = secrets.token_hex(16).encode()
+    return (fresh if store.swap(SECRET, b"", fresh) else store.notes()[SECRET]).decode()
 
 
 class SharedMemory:

@@ -22,8 +22,8 @@ from roskva.capture.interface import Datastore
 from roskva.capture.ownership import Duty, FlowName, Reach, Record, decide, fit_for, order_of
 from roskva.capture.positions import Position
 from roskva.capture.publisher.about import about_of, elsewhere_of
-from roskva.capture.publisher.beginning import beginnings, position_in
-from roskva.capture.publisher.notes import notes_of, order_noted, paused_of
+from roskva.capture.publisher.beginning import Beginning, position_in
+from roskva.capture.publisher.notes import BEYOND, Stopped, notes_of, order_noted, paused_of, stopped_of
 from roskva.capture.publisher.peers import Peers, Seen
 from roskva.capture.publisher.placing import Placing
 from roskva.capture.publisher.settings import PublisherSettings, Start
@@ -56,8 +56,9 @@ class Owning:
         self.settings = settings
         self.held: dict[FlowName, int] = {}  # the epoch
         self.foreign: dict[FlowName, Record] = {}  # what is written, and not ours
+        self.stopped: dict[FlowName, Stopped] = {}  # beyond.py
+        self.round = asyncio.Lock()  # held while ownership and datamarkers change
         self._problem: RoskvaError | None = None  # with the place of the datamarkers
-        self._unbegun: dict[str, RoskvaError] = {}  # applications whose flows cannot begin, and why
         self._core = core
         self._store = store
         self._datastore = datastore
@@ -68,8 +69,8 @@ class Owning:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "datamarkers")
         self.storing = Storing(core, store, datastore, self._thread, perform, self._lost)
-        self._round = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._beginning = Beginning(self.find, self.look_soon)
         self._handing: set[FlowName] = set()
         self._drained: set[FlowName] = set()
         self._releasing: asyncio.Task[None] | None = None
@@ -79,20 +80,10 @@ class Owning:
 
     @property
     def problems(self) -> list[RoskvaError]:
-        return [problem for problem in (self._problem, self.storing.problem, *self._unbegun.values()) if problem is not None]
+        return [problem for problem in (self._problem, self.storing.problem, *self._beginning.problems.values()) if problem is not None]
 
     async def _blocking(self, call: Callable[[], Answer]) -> Answer:
         return await self._loop.run_in_executor(self._thread, call)
-
-    async def _slow(self, call: Callable[[], Answer]) -> Answer:
-        """For what may take long, such as looking for a time in the log: our counter moves meanwhile, so that nobody takes our flows."""
-        work = self._loop.run_in_executor(None, call)
-        while not (await asyncio.wait([work], timeout=self.settings.beat_s))[0]:
-            began_s, about = self._loop.time(), self._about()
-            with suppress(RoskvaError):  # the next round says so
-                await self._blocking(partial(self.peers.beat, about))
-                self._beaten_s = began_s
-        return work.result()
 
     def _about(self) -> bytes:
         if len(self.settings.peers) < 2:
@@ -130,7 +121,7 @@ class Owning:
 
     async def look(self) -> None:
         """One round."""
-        async with self._round:
+        async with self.round:
             if not self.stopping:
                 await self._look()
 
@@ -144,6 +135,7 @@ class Owning:
         self._watch(seen.records)
         if self.stopping:
             return
+        self.stopped = stopped_of(seen.notes, seen.records)
         self._placing.pause_only(paused_of(seen.notes, seen.records))
         claims, releases = self._decide(seen)
         if releases:
@@ -189,14 +181,11 @@ class Owning:
         return claims, releases
 
     async def _take_first(self, claims: Sequence[Claim]) -> None:
-        """Flows that have no datamarker yet are taken when it is known where they begin. Where that cannot be said, nobody owns them, and
-        the next round tries it again. All together: those that begin at the end let go of the log that others begin with.
+        """Flows that have no datamarker yet are taken when it is known where they begin, which a round of before has begun to look for.
+        Where that cannot be said, nobody owns them, and it is looked for again. All together: those that begin at the end let go of the log
+        that others begin with.
         """
-        begins, unbegun = await beginnings([claim.flow for claim in claims], self.settings.applications, self.find)
-        for application, problem in unbegun.items():
-            if str(problem) != str(self._unbegun.get(application)):
-                log.warning("%s", problem)
-        self._unbegun = unbegun
+        begins = self._beginning.of([claim.flow for claim in claims], self.settings.applications)
         for flow, position in begins.items():
             self._core.watch(flow, position)
         try:
@@ -233,7 +222,7 @@ class Owning:
     async def _release(self) -> None:
         """All that was drained, in one go."""
         while self._drained:
-            async with self._round:  # so that no round, which has seen the flows as ours, takes them again
+            async with self.round:  # so that no round, which has seen the flows as ours, takes them again
                 flows, self._drained = [flow for flow in self._drained if flow in self.held], set()
                 try:
                     await self.storing.write()
@@ -269,7 +258,8 @@ class Owning:
     # Operators.
 
     async def find(self, place: Start) -> Position:
-        return await self._slow(partial(position_in, self._datastore, place))
+        """May take long, and so keeps none of our threads from anything else."""
+        return await self._loop.run_in_executor(None, position_in, self._datastore, place)
 
     async def rewind(self, flows: Sequence[FlowName], to: Start) -> Position:
         """The datamarker of all of them is this now. Raises BadRequest, and nothing is done, if one is not ours to rewind; and if some were
@@ -289,7 +279,7 @@ class Owning:
             raise BadRequest(f"The flow {refused[0]} is not this publisher's, or is just being handed over: ask its next owner.")
         await asyncio.gather(*map(self._taken_back, flows))
         try:
-            async with self._round:
+            async with self.round:
                 lost = [str(flow) for flow in flows if not await self._rewound(flow, position)]
         finally:
             for flow in flows:
@@ -315,38 +305,44 @@ class Owning:
             self.storing.drop(flow)
             self.held[flow] = epoch
             self._perform(self._core.rewind(flow, position, epoch))
+            if flow in self.stopped:
+                await self.note(f"{BEYOND}{flow}", b"")  # the next round lets it go on
         else:
             self._lost(flow, self.held[flow])
         return bool(epoch)
 
     async def forget(self, application: str) -> list[FlowName]:
-        """All flows of it, and what was noted of them. Raises BadRequest if another publisher has it: that one would begin anew with
-        flows of which nothing is known any more, and skip what they had not got to."""
-        async with self._round:
+        """All flows of it, and what was noted of them. Raises BadRequest if another publisher has it, or takes it just now: that one would
+        begin anew with flows of which nothing is known any more, and skip what they had not got to."""
+        async with self.round:
             seen = await self._blocking(self.peers.read)
-            flows = sorted(flow for flow in seen.records if flow.application == application)
+            claims = [Claim(flow, record.epoch) for flow, record in sorted(seen.records.items()) if flow.application == application]
             self.peers.observe(seen, self._loop.time())
             if having := self.peers.having(application, seen.records):
                 raise BadRequest(
                     f"Other publishers that live have the application {application!r}, too: {', '.join(having)}. Take it out of"
                     " the settings of each, restart it, and remove the application then; what is still a publisher's own, at that one."
                 )
+            self._stop([claim.flow for claim in claims])
+            taken = await self._blocking(partial(self._forget, claims, notes_of(seen.notes, application)))
+            flows = [claim.flow for claim in claims if claim.flow not in taken]
             for flow in flows:
-                if flow in self.held:
-                    self._no_longer_hold(flow)
-                    self.storing.drop(flow)
-                    self._perform(self._core.remove(flow))
-                    self._placing.disowned(flow)
+                self.storing.drop(flow)
                 self.foreign.pop(flow, None)
                 self._core.unwatch(flow)
-            await self._blocking(partial(self._forget, flows, notes_of(seen.notes, application)))
+        if taken:
+            raise BadRequest(
+                f"Another publisher has just taken {', '.join(map(str, taken))}, which stay: ask again, and it says which one."
+            )
         return flows
 
-    def _forget(self, flows: Sequence[FlowName], notes: Sequence[str]) -> None:
-        """The notes first: as long as there are flows, whoever was interrupted can ask for the rest."""
-        for name in notes:
+    def _forget(self, claims: Sequence[Claim], notes: Sequence[str]) -> list[FlowName]:
+        """The answer: those that somebody took meanwhile, for whom the notes stay, too. Whoever is interrupted before they are gone asks
+        again: they go then, though there are no flows any more."""
+        taken = self._store.forget(claims)
+        for name in () if taken else notes:
             self._store.note(name, b"")
-        self._store.forget(flows)
+        return taken
 
     async def note(self, name: str, value: bytes) -> None:
         await self._blocking(lambda: self._store.note(name, value))
@@ -388,6 +384,7 @@ class Owning:
             await self._blocking(self.peers.leave)
         except RoskvaError as error:
             log.warning("The publisher could not say that it leaves: %s", error)
+        await self._beginning.stop()
         if self._releasing is not None:
             self._releasing.cancel()
             await asyncio.gather(self._releasing, return_exceptions=True)

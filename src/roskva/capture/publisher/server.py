@@ -26,6 +26,7 @@ from roskva.capture.flows import Routed
 from roskva.capture.interface import Datastore, Remembering, Retained
 from roskva.capture.ownership import Reach
 from roskva.capture.positions import Position
+from roskva.capture.publisher.beyond import Beyond
 from roskva.capture.publisher.connection import HANDSHAKE_S, SubscriberConnection
 from roskva.capture.publisher.control import Control
 from roskva.capture.publisher.notes import SharedMemory
@@ -121,6 +122,7 @@ class Publisher:
         self.placing = Placing(self.core, self.settings, self.perform)
         self.owning = Owning(self.core, self.settings, self._store, self._datastore, self.placing, self.perform, self._reach)
         memory.owns = lambda: bool(self.owning.held)
+        self.beyond = Beyond(self.core, self.owning)
         try:
             await self._listen()
             if self.settings.control is not None:
@@ -368,12 +370,15 @@ class Publisher:
 
     async def _look(self) -> RoskvaError | None:
         """What is not as it should be, though it answers."""
+        datamarkers = self.beyond.datamarkers()
         self._retained = await self._loop.run_in_executor(self._thread, self._datastore.retained)
         self._answered_s = time.monotonic()
+        await self.beyond.look(datamarkers, self._retained, self._loop.time())
         gone: LogCut | None = None
         position, now = self._confirmable, self.core.confirmable()
         if position is not None and now is not None and now < position:
             position = now  # a flow has begun further back since that was said
+        position = None if position is None else self.beyond.needed(position)
         if position is not None and (self._confirmed is None or position > self._confirmed):
             try:
                 await self._loop.run_in_executor(self._thread, self._datastore.confirm, position)

@@ -79,6 +79,7 @@ class PublisherSettings:
     beat_s: float = 1.0  # how often a publisher shows that it lives, and looks whether its peers do
     takeover_s: float = TAKEOVER_S
     steady_s: float = STEADY_S
+    behind_s_max: float = 30.0  # that a flow may wait for a log that is behind its datamarker, before that is a problem
     balance_s: float = 5.0  # how often flows are balanced when nobody came or went
     settle_s: float = 0.1  # that flows wait for more processes of their application, after one came or went
     # A process that was told to close a flow, and does not answer for so long, loses it: its callback stands still.

@@ -87,7 +87,7 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
     flows = [flow_status(publisher, status) for status in publisher.core.flows()]
     flows.sort(key=lambda flow: -flow["behind_share"])
     troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems())
-    problems = [*(str(error) for error in troubles if error is not None), *cut_off(publisher)]
+    problems = [*(str(error) for error in troubles if error is not None), *cut_off(publisher), *publisher.beyond.problems()]
     return {
         "publisher": publisher.name,
         "dataset": publisher.dataset,
@@ -153,7 +153,7 @@ def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
         "application": status.flow.application,
         "shard": status.flow.shard,
         "state": str(status.state),
-        "why": status.why,
+        "why": status.why or publisher.beyond.waits_for(status.flow),
         "member": None if at is None else at.member,
         "epoch": status.epoch,
         "datamarker": str(status.datamarker),

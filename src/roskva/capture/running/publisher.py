@@ -7,18 +7,20 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from roskva.address import bound_socket
-from roskva.capture.datamarkers import open_datamarkers
+from roskva.capture.datamarkers import Datamarkers, open_datamarkers
 from roskva.capture.filtering import for_updates
 from roskva.capture.filters import EVERYTHING
 from roskva.capture.flows import Terms
-from roskva.capture.interface import Datastore
+from roskva.capture.interface import Datastore, Signing
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import Peer
 from roskva.capture.publisher import ApplicationSettings, Publisher, PublisherSettings
+from roskva.capture.publisher.notes import secret_of
 from roskva.capture.running.places import CONTROL, check_places, datamarkers_of, key_of
 from roskva.capture.running.tls import for_publisher
 from roskva.capture.running.unchanged import check_unchanged
@@ -99,7 +101,7 @@ async def publish(
         if marks is None:
             return
         stack.push_async_callback(asyncio.to_thread, marks.close)
-        if await _waited_for("The datastore", lambda: _prepared(datastore), stop) is None:
+        if await _waited_for("The datastore", lambda: _prepared(datastore, marks), stop) is None:
             return
         await asyncio.to_thread(check_unchanged, marks, settings.dataset, datastore.identity)
         publisher = Publisher(given, datastore, marks, tls)
@@ -121,8 +123,10 @@ async def publish(
         await _first(publisher.failed, stop)
 
 
-def _prepared(datastore: Datastore) -> Datastore:
+def _prepared(datastore: Datastore, datamarkers: Datamarkers) -> Datastore:
     """Publication and slot are there."""
+    if isinstance(datastore, Signing):
+        datastore.sign_with(partial(secret_of, datamarkers))
     datastore.prepare()
     return datastore
 

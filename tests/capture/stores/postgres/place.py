@@ -20,6 +20,7 @@ class Place:
     def __init__(self, server: PostgresServer, name: str, options: str = "", exists: bool = False) -> None:
         self.server = server
         self.name = name
+        self.secret = f"secret of {name}"
         if not exists:
             server.create_database(name, options)
         self.settings = PostgresSettings(server.dsn(name), slot=f"slot_{name}", publication="Roskva's")
@@ -29,6 +30,7 @@ class Place:
     def open(self, **changes: object) -> PostgresStore:
         """One more store of the same slot; settings may differ. All are closed with the place."""
         store = PostgresStore(dataclasses.replace(self.settings, **changes))  # type: ignore[arg-type]  # any setting, each of its own type
+        store.sign_with(lambda: self.secret)  # as all publishers of the same data
         self.stores.append(store)
         return store
 

@@ -205,6 +205,7 @@ def test_a_promoted_standby_tells_its_own_past_from_what_it_never_had(server: Po
         assert replica.store.identity == place.store.identity
         (finding,) = (finding for finding in replica.store.check() if "standby" in finding.what)
         assert not finding.ok
+        assert (place.store.retained().follows, replica.store.retained().follows) == (False, True)
         for refused in (replica.store.prepare, lambda: replica.store.read_after(before.position)):
             with pytest.raises(DatastoreUnavailable, match="is a standby"):
                 refused()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import cast
 
 import psycopg2
@@ -14,7 +15,7 @@ from roskva.capture.sections import Postgres
 from roskva.capture.stores.postgres import PostgresStore
 from roskva.capture.updates import Change
 from roskva.cli.capture_check_roskva import published_finding
-from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
+from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, Unavailable
 from tests.capture.stores.postgres.place import Place, take
 
 SWAP = (
@@ -127,6 +128,54 @@ def test_a_table_that_is_dropped_is_told_once_and_refused_and_keeps_no_other_fro
     end = store.retained().end
     assert place.execute("SELECT tablename FROM pg_publication_tables WHERE pubname = 'both'") == [("users",)]
     assert end > start
+
+
+def test_nobody_else_can_say_that_changes_are_missing(place: Place, named: PostgresStore) -> None:
+    """Any user of the database may write such a message; it would have all subscribers fetch everything."""
+    start = named.retained().end
+    place.execute("CREATE ROLE anybody LOGIN")
+    for content in (
+        '{"publication": "named", "tables": "documents"}',
+        '{"publication": "named", "tables": "documents", "secret": null}',
+        '{"publication": "named", "tables": "documents", "secret": ""}',
+        '{"publication": "named", "tables": "documents", "secret": "guessed \\ud800"}',
+        json.dumps({"publication": "other", "tables": "documents", "secret": place.secret}),
+    ):
+        place.execute(f"SELECT pg_logical_emit_message(true, 'roskva.unpublished', '{content}')", user="anybody")
+    place.execute("INSERT INTO documents VALUES (1, 'a')")
+    with contextlib.closing(named.read_after(start)) as reader:
+        assert [change.key for change in take(reader, 1)] == [{"id": 1}]
+    assert gaps_of(named, start) == 0
+    place.execute(*SWAP)
+    named.prepare()
+    assert gaps_of(named, start) == 1
+    other = place.open(publication="named", slot=f"named_{place.name}", tables=("documents",))
+    assert gaps_of(other, start) == 1, "whoever has the secret knows it"
+    place.secret = "of other data"
+    stranger = place.open(publication="named", slot=f"named_{place.name}", tables=("documents",))
+    assert gaps_of(stranger, start) == 0
+
+
+def test_whether_changes_are_missing_is_not_guessed_while_the_secret_cannot_be_read(place: Place, named: PostgresStore) -> None:
+    start = named.retained().end
+    place.execute(*SWAP)
+    named.prepare()
+    other = place.open(publication="named", slot=f"named_{place.name}", tables=("documents",))
+
+    def away() -> str:
+        raise Unavailable("It is away.")
+
+    other.sign_with(away)
+    with contextlib.closing(other.read_after(start)) as reader, pytest.raises(DatastoreUnavailable, match="It is away"):
+        cut(reader)
+    place.execute("DROP TABLE documents", "CREATE TABLE documents (id int PRIMARY KEY)")
+    with pytest.raises(DatastoreUnavailable, match="It is away"):
+        other.prepare()
+    published = place.execute("SELECT tablename FROM pg_publication_tables WHERE pubname = 'named'")
+    assert published == [], "it is published when that can be told"
+    other.sign_with(lambda: place.secret)
+    other.prepare()
+    assert gaps_of(other, start) == 2
 
 
 def test_messages_of_other_publications_are_none_of_ours(place: Place, named: PostgresStore) -> None:

@@ -9,8 +9,9 @@ import psycopg2
 import pytest
 
 from roskva.capture.positions import BEGINNING, WHOLE, Position
+from roskva.capture.stores.postgres.replication import before_time
 from roskva.capture.updates import Change
-from roskva.errors import LogCut, WrongHistory
+from roskva.errors import DatastoreUnavailable, LogCut, WrongHistory
 from tests.capture.stores.postgres.place import Place, read_past, take
 from tests.capture.stores.servers_postgres import PostgresServer
 
@@ -360,3 +361,11 @@ def test_a_time_is_found_in_the_log(place: Place) -> None:
     assert later > second.position
     place.execute("INSERT INTO documents VALUES (3, 'c')")
     assert rows(place.changes(1, later)) == [("insert", 3)]
+
+
+def test_the_search_of_a_time_ends_when_nobody_waits_for_it_any_more(place: Place) -> None:
+    store = place.store
+    oldest, identity = store.retained().oldest, store.identity
+    place.execute("INSERT INTO documents SELECT number, 'x' FROM generate_series(1, 20000) AS number")
+    with pytest.raises(DatastoreUnavailable, match="given up"):
+        before_time(place.settings, identity, oldest, int((time.time() + 1000) * 1e6), 20.0, lambda: True)

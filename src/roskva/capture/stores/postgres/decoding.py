@@ -25,7 +25,7 @@ from roskva.capture.stores.postgres.timelines import Timelines
 from roskva.capture.updates import Change, Columns, Operation, Value
 from roskva.errors import CaptureRefused
 
-# The prefix of a message of our own: changes are missing here (publication.py). Any user of the database may write it, and make all fetch.
+# The prefix of a message of our own: changes are missing here (gaps.py).
 GAP: Final = "roskva.unpublished"
 ATTACHED_BYTES_MAX: Final = 64 << 10  # a larger message of our prefix is a message like any other
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01, from which Postgres counts, since 1970
@@ -102,6 +102,7 @@ class Decoder:
     the log says only that every column identifies it.
 
     `gap` is the place, once it came to one, at which changes of a table of this publication are missing: nothing more is fed to it then.
+    `is_gap` answers of what stands in a message of the prefix GAP whether it says so.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Decoder:
         after: Position,
         primary_key: Callable[[int], tuple[str, ...]],
         prefix: str = "roskva",
-        publication: str = "roskva",
+        is_gap: Callable[[bytes], bool] = lambda content: False,
     ) -> None:
         self.reached = after
         self.gap: Position | None = None
@@ -121,7 +122,7 @@ class Decoder:
         self._after = after
         self._primary_key = primary_key
         self._prefix = prefix
-        self._publication = publication
+        self._is_gap = is_gap
         self._relations: dict[int, Relation] = {}
         self._history = 0
         self._sequence = 0
@@ -319,7 +320,7 @@ class Decoder:
             attached = keys_from_message(content) if prefix == self._prefix else None
             wanted = self._counts()
             if prefix == GAP:
-                if wanted and _publication_of(content) == self._publication:
+                if wanted and self._is_gap(content):
                     self.gap = Position(self._history, self._sequence, self._index)
             elif attached is not None:
                 self._attached = {**(self._attached or {}), **attached}
@@ -335,10 +336,6 @@ class Decoder:
     def _of_message(self, prefix: str, content: bytes, size: int) -> Change:
         relation = Relation(prefix, (), ())
         return self._change(Operation.MESSAGE, relation, {"content": _text(content)}, _NO_COLUMNS, None, (), size)
-
-
-def _publication_of(content: bytes) -> Value:
-    return (keys_from_message(content) or {}).get("publication")
 
 
 def keys_from_message(content: bytes) -> Columns | None:

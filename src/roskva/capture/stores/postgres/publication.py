@@ -6,8 +6,8 @@ that for a table that has no key: such a table is not published, and it is said 
 Theory of operation. A publication lists tables by their numbers. One that is dropped and created again (a migration that puts another in
 its place, pg_restore --clean) is not in it any more, and the server tells no reader, nor of what went with the old one. So `prepare` is
 called again and again while capture runs. It publishes the table again, and in the same transaction writes a message to the log: changes
-are missing here (GAP). A reader that comes to it raises LogCut (replication.py), so that each flow is told at that place, whenever it comes
-there. Nothing but the log remembers it, and nothing else must survive a crash.
+are missing here (gaps.py). A reader that comes to it raises LogCut (replication.py), so that each flow is told at that place, whenever it
+comes there. Nothing but the log remembers it, and nothing else must survive a crash but the secret by which it is known to be ours.
 
 What a transaction wrote before its table was published is not sent, even if it ends after that. The table is locked against writers for the
 moment in which it is added, so that there is no such transaction; if others keep it from that for LOCK_MS_MAX, they go on, and it is tried
@@ -18,7 +18,6 @@ Functions and a small memory over a cursor whose statements are transactions. No
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -27,6 +26,7 @@ import psycopg2
 
 from roskva.capture.stores.postgres.connecting import PostgresSettings, literal, named, quoted
 from roskva.capture.stores.postgres.decoding import GAP
+from roskva.capture.stores.postgres.gaps import Gaps
 from roskva.errors import CaptureRefused, DatastoreUnavailable
 
 LOCK_MS_MAX: Final = 500  # writers wait no longer for us; less than deadlock_timeout, so that nobody's transaction is ended for ours
@@ -54,8 +54,9 @@ _PUBLISHED: Final = f"""
 class Publication:
     """Of one store; one call at a time."""
 
-    def __init__(self, settings: PostgresSettings) -> None:
+    def __init__(self, settings: PostgresSettings, gaps: Gaps) -> None:
         self._settings = settings
+        self._words = gaps
         self._published: dict[str, tuple[int, int]] = {}  # the tables that are asked for, as they were when it was looked last
         self._gaps: dict[str, int] = {}  # tables -> the first transaction that is too young to have written before they were published
 
@@ -108,8 +109,7 @@ class Publication:
             raise
 
     def _message(self, tables: Sequence[str]) -> str:
-        content = json.dumps({"publication": self._settings.publication, "tables": ", ".join(tables[:TABLES_SHOWN_MAX])})
-        return f"SELECT pg_logical_emit_message(true, {literal(GAP)}, {literal(content)})"
+        return f"SELECT pg_logical_emit_message(true, {literal(GAP)}, {literal(self._words.message(tables))})"
 
     def _tell(self, cursor: Any, tables: Sequence[str]) -> None:
         """Of these, and of earlier ones, as soon as nobody writes any more who began before they were published."""

@@ -38,6 +38,7 @@ BATCH_BYTES_MAX: Final = 4 << 20  # of messages, one message aside; then the bat
 CONFIRMS_EVERY_S: Final = 1.0  # at least, while messages come
 CONFIRMS_IDLE_S: Final = 0.1  # when there are none, so that a server that waits for it to stop waits no longer
 LOOKS_EVERY: Final = 1024  # messages, at the clock
+SEARCH_LOOKS_EVERY_S: Final = 0.2  # whether nobody waits for it any more
 # What the server may say to a reader whose log it has given up. It says the same for other reasons: the anchor knows.
 _MAY_BE_CUT: Final = ("55000", "57P01", "58P01")  # not in the right state, told to end, no such file
 _BEGIN: Final = struct.Struct(">xQq")
@@ -141,7 +142,8 @@ def identity_of(system: str, database: str) -> str:
 
 
 class PostgresReader:
-    """`oldest` answers from where the log can be read, `primary_key` a table's, `promoted` whether a standby is none any more."""
+    """`oldest` answers from where the log can be read, `primary_key` a table's, `promoted` whether a standby is none any more, `is_gap` as
+    the decoder asks it."""
 
     def __init__(
         self,
@@ -151,14 +153,13 @@ class PostgresReader:
         oldest: Callable[[], Position],
         primary_key: Callable[[int], tuple[str, ...]],
         promoted: Callable[[], bool],
+        is_gap: Callable[[bytes], bool],
     ) -> None:
         self._settings = settings
         self._oldest = oldest
         self._promoted = promoted
         self._stream = Stream(settings, identity, position)
-        self._decoder = Decoder(
-            self._stream.database, self._stream.timelines, position, primary_key, settings.message_prefix, settings.publication
-        )
+        self._decoder = Decoder(self._stream.database, self._stream.timelines, position, primary_key, settings.message_prefix, is_gap)
         self._pending: list[Change] = []  # what one message brought beyond the batch: a TRUNCATE of many tables
         self._handed_out = position
         self._lock = threading.Lock()  # `close` comes from any thread
@@ -248,10 +249,12 @@ def _sent_us(message: Any) -> int:
     return int(message.send_time.timestamp() * 1_000_000)
 
 
-def before_time(settings: PostgresSettings, identity: str, oldest: Position, time_us: int, search_s_max: float) -> Position:
+def before_time(
+    settings: PostgresSettings, identity: str, oldest: Position, time_us: int, search_s_max: float, closed: Callable[[], bool]
+) -> Position:
     """The last position before the first commit at this time or later. Only commits are looked at, but all of the log comes by.
 
-    When the search takes too long, it answers how far it came: all up to there is older.
+    When the search takes too long, it answers how far it came: all up to there is older. It ends soon after `closed` says so.
     """
     stream = Stream(settings, identity, oldest)
     try:
@@ -260,11 +263,13 @@ def before_time(settings: PostgresSettings, identity: str, oldest: Position, tim
         messages = 0
         while stream.cursor.wal_end < stream.end:
             message = stream.cursor.read_message()
+            messages += 1
+            if (message is None or messages % LOOKS_EVERY == 0) and closed():
+                raise DatastoreUnavailable(f"The search of a time in the log of {settings.place} was given up: the datastore is closed.")
             if message is None:
-                if not stream.wait(until_s):
+                if not stream.wait(min(until_s, time.monotonic() + SEARCH_LOOKS_EVERY_S)) and time.monotonic() >= until_s:
                     break
                 continue
-            messages += 1
             if messages % LOOKS_EVERY == 0 and time.monotonic() > until_s:
                 break
             payload = message.payload

@@ -14,6 +14,7 @@ from roskva.capture.positions import Position
 from roskva.capture.stores.postgres.advancing import Advancing
 from roskva.capture.stores.postgres.checking import findings
 from roskva.capture.stores.postgres.connecting import PostgresSettings, connect, named
+from roskva.capture.stores.postgres.gaps import Gaps
 from roskva.capture.stores.postgres.publication import Publication
 from roskva.capture.stores.postgres.replication import PostgresReader, before_time, identify, identity_of
 from roskva.capture.stores.postgres.slots import (
@@ -47,11 +48,15 @@ class PostgresStore:
         self._connection: Any = None
         self._identity = ""
         self._timelines = Timelines(0)
-        self._publication = Publication(settings)
+        self._gaps = Gaps(settings.publication)
+        self._publication = Publication(settings, self._gaps)
         self._advancing = Advancing(settings)
         self._readers: set[PostgresReader] = set()
         self._lock = threading.RLock()
         self._closed = False
+
+    def sign_with(self, secret: Callable[[], str]) -> None:
+        self._gaps.sign_with(secret)
 
     @property
     def identity(self) -> str:
@@ -66,10 +71,10 @@ class PostgresStore:
         if not anchor.readable:
             # A slot that was given up had come to its limit, and is beyond it: whoever looks at its share must not see it vanish.
             behind = max(0, anchor.end - anchor.confirmed) if anchor.confirmed else None
-            return Retained(end, end, behind, anchor.keep_bytes_max)
+            return Retained(end, end, behind, anchor.keep_bytes_max, follows=anchor.in_recovery)
         # What the server keeps, and gives up at the limit, begins a little before what was confirmed.
         behind = max(0, anchor.end - anchor.restart)
-        return Retained(timelines.before(anchor.confirmed), end, behind, anchor.keep_bytes_max)
+        return Retained(timelines.before(anchor.confirmed), end, behind, anchor.keep_bytes_max, follows=anchor.in_recovery)
 
     def read_after(self, position: Position) -> Reader:
         self._check_open()
@@ -80,6 +85,7 @@ class PostgresStore:
             lambda: self.retained().oldest,
             self._primary_key,
             lambda: not self._anchor().in_recovery,
+            self._gaps.is_one,
         )
         with self._lock:
             self._readers = {other for other in self._readers if not other.closed}
@@ -95,7 +101,7 @@ class PostgresStore:
         Postgres cannot say when the rest of it was: if all is later, this is the oldest.
         """
         oldest = self.retained().oldest
-        return before_time(self._settings, self.identity, oldest, int(time_s * 1_000_000), SEARCH_S_MAX)
+        return before_time(self._settings, self.identity, oldest, int(time_s * 1_000_000), SEARCH_S_MAX, lambda: self._closed)
 
     def confirm(self, position: Position) -> None:
         anchor = self._anchor()
