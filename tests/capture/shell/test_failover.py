@@ -71,9 +71,10 @@ async def test_a_publisher_keeps_its_flows_though_it_cannot_read_if_nobody_else_
         logs["p1"].append(10)
         await until(lambda: watching.has_all(10) and len(first.owning.held) == 2)
         held = dict(first.owning.held)
-        for log, one in ((logs["p2"], second), (logs["p1"], first)):
-            log.fails = True
-            await until(lambda one=one: one._reach() is None)  # type: ignore[misc]
+        logs["p2"].fails = True
+        await until(lambda: "p2" not in first.owning.peers.able, what="p1 knows that p2 cannot read")
+        logs["p1"].fails = True
+        await until(lambda: first._reach() is None)
         rounds = first.owning._beaten_s
         await until(lambda: first.owning._beaten_s > rounds + 0.3, what="some rounds")
         logs["p1"].fails = False

@@ -291,7 +291,7 @@ MUTANTS: Final = (
         "UNSEEN_SHARE: Final = 0.5 ",
         "UNSEEN_SHARE: Final = 1e9 ",
         "one owner",
-        491,
+        5811,
         "capture_shell",
     ),
     Mutant(
