@@ -3,7 +3,8 @@
 Whatever is accepted by one commit is told right after it, so many updates in a turn of the event loop. While the process has time to spare
 that is all. While it has none, it rests after each telling, so that more of a client's notifications share a message, a system call and an
 acknowledgement: the longer the less time it has, up to a limit. Each rest costs everybody its length, so it becomes shorter as soon as
-there is time again. Nothing waits for this that is promised: the pipeline tells whatever is not told here.
+there is time again, and there is none where it spares nothing: of very many clients hardly one is told of two things within a rest. That is
+tried from time to time. Nothing waits for this that is promised: the pipeline tells whatever is not told here.
 
 Of an object that changes again before it was told only the newest version is. At most so many objects wait; at the limit those that wait
 longest are left to the pipeline, since what is new is worth most.
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from roskva.model import ObjectKey, Stamps, Update
 
@@ -32,7 +33,10 @@ AT_EASE: Final = 0.88  # below it they become shorter
 TELLS_MUCH: Final = 0.05  # of the time of one core, in telling: below it they become shorter, too
 LOOKS_APART_S: Final = 0.25  # in less, a moment of much work would look like all the time
 REST_S_MIN: Final = 0.001  # uvloop's timers know milliseconds: less is none
+REST_S_TRIED: Final = 0.005  # the first one, which shows whether rests spare anything
 REST_S_MAX: Final = 0.3
+SPARED: Final = 0.03  # of the messages that it would take to tell each thing by itself: less is not worth a rest
+TRIED_APART_S: Final = 2.0
 GROWTH: Final = 3.0
 SHRINKAGE: Final = 0.4  # in the time from look to look
 TOLD_PER_TURN: Final = 1_000  # updates; while there are as many, there is no rest, but a turn of the loop
@@ -57,15 +61,38 @@ class Pace(Protocol):
         ...
 
 
-def rest_after(rest_s: float, busy_s: float, told_s: float, elapsed_s: float) -> float:
-    """How long a rest is, if the one before was so long and the process was busy, and telling, for so much of the time since."""
-    tells_much = told_s >= TELLS_MUCH * elapsed_s
-    if tells_much and busy_s > BUSY * elapsed_s:
-        return min(max(rest_s * GROWTH, REST_S_MIN), REST_S_MAX)
-    if not tells_much or busy_s < AT_EASE * elapsed_s:
-        shorter_s = rest_s * SHRINKAGE ** (elapsed_s / LOOKS_APART_S)
+class Told(NamedTuple):
+    """What was told up to now, and in how many messages."""
+
+    notifications: int = 0
+    messages: int = 0
+
+
+class Look(NamedTuple):
+    """What happened since the one before."""
+
+    elapsed_s: float
+    busy_s: float  # of the process
+    telling_s: float
+    told: Told
+    may_try: bool = True  # none was tried in vain a moment ago
+
+
+def rest_after(rest_s: float, look: Look) -> float:
+    """How long a rest is, if the one before was so long."""
+    tells_much = look.telling_s >= TELLS_MUCH * look.elapsed_s
+    if tells_much and look.busy_s > BUSY * look.elapsed_s:
+        if not rest_s:
+            return REST_S_TRIED if look.may_try else 0.0
+        return min(max(rest_s * GROWTH, REST_S_TRIED), REST_S_MAX) if _spares(look.told) else 0.0
+    if not tells_much or look.busy_s < AT_EASE * look.elapsed_s:
+        shorter_s = rest_s * SHRINKAGE ** (look.elapsed_s / LOOKS_APART_S)
         return shorter_s if shorter_s >= REST_S_MIN else 0.0
     return rest_s
+
+
+def _spares(told: Told) -> bool:
+    return told.messages < (1 - SPARED) * told.notifications
 
 
 def wanted_s() -> float:
@@ -79,27 +106,35 @@ def wanted_s() -> float:
 
 
 class ByBusiness:
-    """The pace of this process, by how busy it is."""
+    """The pace of this process, by how busy it is, and by what it told up to now."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[], Told]) -> None:
+        self._told = told
         self._rest_s = 0.0
         self._looked_s = time.monotonic()
         self._wanted_s = wanted_s()
-        self._told_s = 0.0  # what telling took since the last look
+        self._telling_s = 0.0  # since the last look
+        self._before = Told()  # it
+        self._tries_at_s = 0.0  # not before
         self._began_s = 0.0
 
     def begin(self) -> None:
         self._began_s = time.thread_time()
 
     def end(self) -> None:
-        self._told_s += time.thread_time() - self._began_s
+        self._telling_s += time.thread_time() - self._began_s
 
     def rest_s(self, now_s: float) -> float:
         elapsed_s = now_s - self._looked_s
         if elapsed_s >= LOOKS_APART_S:
-            now_wanted_s = wanted_s()
-            self._rest_s = rest_after(self._rest_s, now_wanted_s - self._wanted_s, self._told_s, elapsed_s)
-            self._looked_s, self._wanted_s, self._told_s = now_s, now_wanted_s, 0.0
+            now_wanted_s, told, before = wanted_s(), self._told(), self._before
+            since = Told(told.notifications - before.notifications, told.messages - before.messages)
+            look = Look(elapsed_s, now_wanted_s - self._wanted_s, self._telling_s, since, now_s >= self._tries_at_s)
+            rest_s = rest_after(self._rest_s, look)
+            if self._rest_s and not rest_s:
+                self._tries_at_s = now_s + TRIED_APART_S
+            self._rest_s = rest_s
+            self._looked_s, self._wanted_s, self._telling_s, self._before = now_s, now_wanted_s, 0.0, told
         return self._rest_s
 
 
@@ -112,9 +147,9 @@ def newest(before: Update, now: Update) -> Update:
 class Hinting:
     """Belongs to the event loop on which it is told the first update."""
 
-    def __init__(self, tell: Tell, pace: Pace | None = None, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, tell: Tell, pace: Pace, clock: Callable[[], float] | None = None) -> None:
         self._tell = tell
-        self._pace = ByBusiness() if pace is None else pace
+        self._pace = pace
         self._clock = time.monotonic if clock is None else clock
         self._waiting: dict[ObjectKey, Update] = {}  # in the order in which the objects came
         self._next_told: deque[Update] = deque()  # those that waited when the last telling began, and are not told yet
@@ -123,6 +158,7 @@ class Hinting:
         self._next: asyncio.Handle | None = None  # the next telling, or the end of the turn after the last one
         self._in_turn = False  # it is the latter
         self._stopped = False
+        self.overtaken = 0  # updates that were not told, since a newer one of their object was
         self.left_out = 0  # updates that were too many, and are left to the pipeline
 
     def hint(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
@@ -145,6 +181,7 @@ class Hinting:
 
     def _together(self, known: Update, update: Update) -> Update:
         self._forget(known if known.version < update.version else update)
+        self.overtaken += 1
         return newest(known, update)
 
     def _leave_out(self) -> None:

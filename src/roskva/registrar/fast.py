@@ -72,6 +72,8 @@ class FastPath:
         self._gathered = 0  # notifications in it
         self._followed: dict[Session, list[Outstanding]] = {}  # those in it whose times are noted
         self._crowds: dict[ObjectKey, _Crowd] = {}  # which are being told in turns
+        self.notified = 0  # notifications sent, but for those of crowds
+        self.messages = 0  # which they took: fewer, where one client was told several together
 
     def __len__(self) -> int:
         """Objects that somebody online is registered for."""
@@ -145,7 +147,9 @@ class FastPath:
         if self._gathered >= _GATHERED_MAX or (done == len(updates) and not more):
             outbox, followed = self._outbox, self._followed
             self._outbox, self._followed, self._gathered = {}, {}, 0
-            self._send(outbox, now_s, followed)
+            notified, messages = self._send(outbox, now_s, followed)
+            self.notified += notified
+            self.messages += messages
         return done
 
     def _note_followed(self, updates: Sequence[Update], stamps: Sequence[Stamps], now_s: float) -> None:
@@ -199,9 +203,10 @@ class FastPath:
             entries.append(entry)
         return True
 
-    def _send(self, outbox: _Outbox, now_s: float, followed: Mapping[Session, list[Outstanding]]) -> None:
-        """What is still owed of it: a session or a registration may have ended since it was looked at."""
+    def _send(self, outbox: _Outbox, now_s: float, followed: Mapping[Session, list[Outstanding]]) -> tuple[int, int]:
+        """What is still owed of it: a session or a registration may have ended since it was looked at. How many, in how many messages."""
         sent = self._unacknowledged.sent
+        notified = messages = 0
         for session, entries in outbox.items():
             outstanding = session.outstanding
             notifications = []
@@ -210,10 +215,13 @@ class FastPath:
                 if outstanding.get((entry.object, False)) is entry:
                     notifications.append(sent(session, entry, now_s))
             if notifications:
-                self._counters.sent_at_once += len(notifications)
+                notified += len(notifications)
+                messages += 1
                 self._speak(session, notify=notifications)
                 if followed and session in followed:
                     self._trails.sent(followed[session])
+        self._counters.sent_at_once += notified
+        return notified, messages
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""
