@@ -267,6 +267,65 @@ async def test_crowds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert told_in_turn == [1] * 6
 
 
+async def test_crowds_that_come_while_others_were_just_told_are_told_by_the_same_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._CROWD", 1)
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        crowds = {name: [await following(place, name, f"{name}{one}") for one in range(2)] for name in ("x", "y", "z")}
+        fast, tasks = place.registrar.fast, []
+        monkeypatch.setattr(fast, "_spawn", lambda coroutine: tasks.append(asyncio.create_task(coroutine)))
+        x, y, z = (Update(crowd[0][2].object, 7, "") for crowd in crowds.values())
+        fast.updated([x])
+        await asyncio.sleep(0)
+        assert not fast._crowds, "it is told, and the task rests"
+        fast.updated([y, z])
+        async with asyncio.timeout(5):
+            await asyncio.gather(*tasks)
+        assert len(tasks) == 1
+        assert all(versions(channel) == ["1", "7"] for crowd in crowds.values() for channel, _, _ in crowd)
+        fast.updated([x._replace(version=8)])
+        await asyncio.gather(*tasks)
+        assert all(versions(channel) == ["1", "7", "8"] for channel, _, _ in crowds["x"]), "and another one later"
+
+
+async def test_of_a_crowd_who_unregistered_half_way_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.registrar.fast._CROWD", 2)
+    monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 1)
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        crowd = [await following(place, device=f"d{one}") for one in range(3)]
+        fast = place.registrar.fast
+        tell_some = fast._tell_some
+
+        def last_one_unregisters(told: Any) -> bool:
+            left = tell_some(told)
+            _, token, event = crowd[-1]
+            session = place.registrar.sessions[place.client(token)]
+            place.registrar.unacknowledged.forget(session, event.object)
+            fast._index.remove(session, event.object)
+            return left
+
+        monkeypatch.setattr(fast, "_tell_some", last_one_unregisters)
+        fast.updated([Update(crowd[0][2].object, 7, "")])
+        async with asyncio.timeout(5):
+            while fast._crowds:
+                await asyncio.sleep(0)
+        assert [versions(channel) for channel, _, _ in crowd] == [["1", "7"], ["1", "7"], ["1"]]
+        assert not place.registrar.sessions[place.client(crowd[-1][1])].outstanding
+
+
+async def test_what_shares_a_message_is_counted(place: Place) -> None:
+    channel, token, x = await following(place)
+    await place.register(channel, token, "y")
+    y = next(one for one in place.events() if one.object != x.object)
+    assert await place.registrar.propagate([told(y, OUTCOME_VERSION, 1)]) == [SETTLED]
+    fast = place.registrar.fast
+    fast.updated([Update(x.object, 7, ""), Update(y.object, 7, "")])
+    assert (fast.notified, fast.messages) == (2, 1)
+    fast.updated([Update(x.object, 8, "")])
+    assert (fast.notified, fast.messages) == (3, 2)
+
+
 async def test_an_earlier_version_acknowledged_settles_what_tells_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that changes faster than its client answers is written no more often than one that does not."""
     channel, token, event = await following(place)

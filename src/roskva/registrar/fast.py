@@ -42,7 +42,7 @@ class _Crowd:
     def __init__(self, newest: Update) -> None:
         self.newest = newest
         self.told = -1  # the version that was the newest when this round of them began
-        self.everyone: list[tuple[Session, int]] = []  # of this round
+        self.everyone: list[Session] = []  # of this round
         self.at = 0
         self.stamps: Stamps | None = None  # of the newest that is sampled
 
@@ -72,6 +72,7 @@ class FastPath:
         self._gathered = 0  # notifications in it
         self._followed: dict[Session, list[Outstanding]] = {}  # those in it whose times are noted
         self._crowds: dict[ObjectKey, _Crowd] = {}  # which are being told in turns
+        self._tells_crowds = False  # a task does
         self.notified = 0  # notifications sent, but for those of crowds
         self.messages = 0  # which they took: fewer, where one client was told several together
 
@@ -231,7 +232,8 @@ class FastPath:
                 crowd.newest = update
         elif len(self._crowds) < _CROWDS_MAX:
             self._crowds[update.object] = _Crowd(update)
-            if len(self._crowds) == 1:
+            if not self._tells_crowds:
+                self._tells_crowds = True
                 self._spawn(self._tell_crowds())
 
     async def _tell_crowds(self) -> None:
@@ -244,6 +246,7 @@ class FastPath:
                         del self._crowds[key]
                     await asyncio.sleep(self._clock() - began_s)
         finally:
+            self._tells_crowds = False
             self._crowds.clear()
 
     def _tell_some(self, crowd: _Crowd) -> bool:
@@ -253,11 +256,12 @@ class FastPath:
             if crowd.newest.version <= crowd.told:
                 return False
             crowd.told = crowd.newest.version
-            crowd.everyone, crowd.at = list(self._index.of(key)), 0
+            crowd.everyone, crowd.at = [session for session, _ in self._index.of(key)], 0
         outbox: _Outbox = {}
         now_s = self._clock()
-        for session, seqno in crowd.everyone[crowd.at : crowd.at + _TOLD_PER_TURN]:
-            if session.followed_at is not None:
+        for session in crowd.everyone[crowd.at : crowd.at + _TOLD_PER_TURN]:
+            seqno = self._index.registration(session, key)
+            if seqno is not None:  # it may have left, or unregistered, since the round began
                 self._tell(session, seqno, crowd.newest, now_s, outbox)
         self._send(outbox, now_s, self._followed_in(crowd, outbox, now_s))
         crowd.at += _TOLD_PER_TURN
