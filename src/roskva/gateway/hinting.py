@@ -174,9 +174,18 @@ def newest(before: Update, now: Update) -> Update:
 class Hinting:
     """Belongs to the event loop on which it is told the first update."""
 
-    def __init__(self, tell: Tell, pace: Pace, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        tell: Tell,
+        pace: Pace,
+        clock: Callable[[], float] | None = None,
+        told_per_turn: int = TOLD_PER_TURN,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
         self._tell = tell
         self._pace = pace
+        self._told_per_turn = told_per_turn
+        self._waiting_max = waiting_max
         self._clock = time.monotonic if clock is None else clock
         self._waiting: dict[ObjectKey, Update] = {}  # in the order in which the objects came
         self._next_told: deque[Update] = deque()  # those that waited when the last telling began, and are not told yet
@@ -198,11 +207,11 @@ class Hinting:
         for update in updates:
             known = self._waiting.get(update.object)
             self._waiting[update.object] = update if known is None else self._together(known, update)
-        if len(self._waiting) + len(self._next_told) > WAITING_MAX:
+        if len(self._waiting) + len(self._next_told) > self._waiting_max:
             self._leave_out()
         if self._next is None:
             self._tell_later(self._rests_until_s - self._clock())
-        elif before < TOLD_PER_TURN <= len(self._waiting) and not self._in_turn:
+        elif before < self._told_per_turn <= len(self._waiting) and not self._in_turn:
             self._next.cancel()
             self._tell_later(0.0)
 
@@ -214,7 +223,7 @@ class Hinting:
     def _leave_out(self) -> None:
         self._next_told.extend(self._waiting.values())
         self._waiting = {}
-        while len(self._next_told) > WAITING_MAX:
+        while len(self._next_told) > self._waiting_max:
             self._forget(self._next_told.popleft())
             self.left_out += 1
 
@@ -232,7 +241,7 @@ class Hinting:
         if not self._next_told:
             self._next_told.extend(self._waiting.values())
             self._waiting = {}
-        updates = list(islice(self._next_told, TOLD_PER_TURN))
+        updates = list(islice(self._next_told, self._told_per_turn))
         stamps = [self._stamps.get((one.object, one.version)) for one in updates] if self._stamps else []
         self._in_turn = True
         self._next = asyncio.get_running_loop().call_soon(self._turned)
@@ -256,7 +265,7 @@ class Hinting:
         now_s = self._clock()  # uvloop's own time stands still within a turn
         rest_s = self._pace.rest_s(now_s)
         self._rests_until_s = now_s + rest_s
-        if self._next_told or len(self._waiting) >= TOLD_PER_TURN:
+        if self._next_told or len(self._waiting) >= self._told_per_turn:
             self._pass_on()
         elif self._waiting:
             self._tell_later(rest_s)

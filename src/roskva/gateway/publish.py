@@ -128,6 +128,7 @@ class Publishing:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self.large_bytes, self.piece = LARGE_BYTES, PIECE
         self._large = asyncio.Lock()  # one large request is read in a turn of the loop, so that others have theirs
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._buckets: dict[str, Bucket] = {}  # of the applications that published
@@ -145,7 +146,7 @@ class Publishing:
         """
         self._metrics.publish_requests += 1
         received_us = 0 if self._trails is None else self._trails.now_us()
-        if len(body) <= LARGE_BYTES:
+        if len(body) <= self.large_bytes:
             application, form, given = self._read(body, may)
             return _answer(await self._piece(application, form, given, At(received_us, published_us)))
         async with self._large:
@@ -156,10 +157,10 @@ class Publishing:
     async def _in_pieces(self, application: str, form: Form, given: Sequence[_Given], at: At) -> list[RoskvaError | None]:
         pieces: list[asyncio.Task[list[RoskvaError | None]]] = []
         try:
-            for start in range(0, len(given), PIECE):
+            for start in range(0, len(given), self.piece):
                 async with self._pieces:
                     # One update of a request is sampled at most.
-                    piece = self._piece(application, form, given[start : start + PIECE], None if start else at)
+                    piece = self._piece(application, form, given[start : start + self.piece], None if start else at)
                     pieces.append(asyncio.create_task(piece))
                     await asyncio.wait(pieces[-1:], timeout=PIECE_S_MAX)
             return [outcome for task in pieces for outcome in await task]
