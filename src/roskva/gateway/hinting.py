@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from roskva.model import ObjectKey, Stamps, Update
+from roskva.probes import reached
 
 BUSY: Final = 0.9  # of the time of one core: above it there is none to spare, and rests grow
 AT_EASE: Final = 0.88  # below it they become shorter
@@ -221,6 +222,7 @@ class Hinting:
         return newest(known, update)
 
     def _leave_out(self) -> None:
+        reached("fast path: what waited longest is left to the pipeline")
         self._next_told.extend(self._waiting.values())
         self._waiting = {}
         while len(self._next_told) > self._waiting_max:

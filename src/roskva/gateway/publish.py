@@ -37,6 +37,7 @@ from roskva.model import (
     partition_of,
     version_from_number,
 )
+from roskva.probes import reached
 from roskva.registrar.trails import Trails
 from roskva.telemetry.latency import Sampler
 from roskva.telemetry.metrics import Metrics
@@ -158,6 +159,8 @@ class Publishing:
         pieces: list[asyncio.Task[list[RoskvaError | None]]] = []
         try:
             for start in range(0, len(given), self.piece):
+                if start:
+                    reached("publish: a large request goes in pieces")
                 async with self._pieces:
                     # One update of a request is sampled at most.
                     piece = self._piece(application, form, given[start : start + self.piece], None if start else at)

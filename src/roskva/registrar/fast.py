@@ -38,6 +38,7 @@ class Bounds:
     told_per_turn: int = 100  # of a crowd, in one turn of the event loop
     looked_at_per_turn: int = 10_000  # followers of several objects: with fewer, each of them costs more (docs/performance.md)
     gathered_max: int = 20_000  # notifications that wait for more of their clients
+    pause_s: float = 0.0  # between two turns of crowds, at least
     crowds_max: int = 16  # objects with a crowd which are being told; those beyond wait for the pipeline
 
 
@@ -148,6 +149,7 @@ class FastPath:
                 continue
             room -= count
             if room < 0:
+                reached("fast path: others are looked at in a turn of their own")
                 done = number
                 break
             for session, seqno in self._index.of(update.object):
@@ -238,6 +240,7 @@ class FastPath:
         crowd = self._crowds.get(update.object)
         if crowd is not None:
             if crowd.newest.version < update.version:
+                reached("fast path: a crowd is told of the newest half way")
                 crowd.newest = update
         elif len(self._crowds) < self.bounds.crowds_max:
             self._crowds[update.object] = _Crowd(update)
@@ -253,7 +256,7 @@ class FastPath:
                     began_s = self._clock()
                     if not self._tell_some(crowd):
                         del self._crowds[key]
-                    await asyncio.sleep(self._clock() - began_s)
+                    await asyncio.sleep(max(self._clock() - began_s, self.bounds.pause_s))
         finally:
             self._tells_crowds = False
             self._crowds.clear()
@@ -271,9 +274,13 @@ class FastPath:
         until = crowd.at + self.bounds.told_per_turn
         for session in crowd.everyone[crowd.at : until]:
             seqno = self._index.registration(session, key)
-            if seqno is not None:  # it may have left, or unregistered, since the round began
+            if seqno is None:
+                reached("fast path: one of a crowd left before its turn")
+            else:
                 self._tell(session, seqno, crowd.newest, now_s, outbox)
         self._send(outbox, now_s, self._followed_in(crowd, outbox, now_s))
+        if crowd.at:
+            reached("fast path: a crowd is told in turns")
         crowd.at = until
         return crowd.at < len(crowd.everyone) or crowd.newest.version > crowd.told
 

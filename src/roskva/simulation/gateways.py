@@ -145,7 +145,7 @@ class SimulatedGateway:
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
-        turns = {"told_per_turn": 2, "waiting_max": 3} if world.knobs.tiny_turns else {}
+        turns = {"told_per_turn": 3, "waiting_max": 2} if world.knobs.tiny_turns else {}
         gathering = Hinting(self.registrar.fast.updated, Rests(world.chance_for(f"rests of {self.member_id}")), process.clock, **turns)
         # Rests hide a little, as what else worlds of even seeds have none of.
         self._tell_followed: Callable[[Sequence[Update], Sequence[Stamps]], object] = (
@@ -154,8 +154,8 @@ class SimulatedGateway:
         hint = self._hint if settings.fast_path else None
         self._publishing = Publishing(settings, feed, epochs.of, self.metrics, clock=process.clock, hint=hint, trails=self.registrar.trails)
         if world.knobs.tiny_turns:
-            self.registrar.fast.bounds = Bounds(crowd=1, told_per_turn=1, looked_at_per_turn=2, gathered_max=3, crowds_max=2)
-            self._publishing.large_bytes, self._publishing.piece = 100, 2
+            self.registrar.fast.bounds = Bounds(crowd=2, told_per_turn=1, looked_at_per_turn=2, gathered_max=3, pause_s=0.05, crowds_max=2)
+            self._publishing.large_bytes, self._publishing.piece = 0, 2
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
         self._commands = Commands(
