@@ -13,12 +13,13 @@ import pytest
 
 from roskva.gateway.hinting import (
     LOOKS_APART_S,
+    PAUSE_S_MIN,
+    REST_S_JUDGED,
     REST_S_MAX,
     REST_S_MIN,
     REST_S_TRIED,
     TELLS_MUCH,
     TOLD_PER_TURN,
-    TRIED_APART_S,
     WAITING_MAX,
     ByBusiness,
     Hinting,
@@ -217,13 +218,9 @@ async def test_a_process_with_time_to_spare_does_not_rest(monkeypatch: pytest.Mo
     assert told.versions == [[version] for version in range(10)]
 
 
-SHARED = Told(notifications=100, messages=90)
-BY_ITSELF = Told(notifications=100, messages=99)
-
-
-def look(part: float, told: Told = SHARED, may_try: bool = True) -> Look:
+def look(part: float, spared: float = 0.1, may_try: bool = True) -> Look:
     """Such a part of the time was worked, half of it telling."""
-    return Look(LOOKS_APART_S, part * LOOKS_APART_S, part / 2 * LOOKS_APART_S, told, may_try)
+    return Look(LOOKS_APART_S, part * LOOKS_APART_S, part / 2 * LOOKS_APART_S, spared, may_try)
 
 
 def rests(looks: Sequence[Look], rest_s: float = 0.0) -> list[float]:
@@ -253,15 +250,20 @@ def test_a_rest_that_leaves_just_enough_time_stays() -> None:
     assert rests([look(0.89)] * 5, 0.02) == [0.02] * 5
 
 
-def test_a_rest_in_which_hardly_anything_shares_a_message_ends() -> None:
-    assert rests([look(1.0), look(1.0, BY_ITSELF)]) == [REST_S_TRIED, 0.0]
-    assert rests([look(1.0, BY_ITSELF)], REST_S_MAX) == [0.0]
-    assert rests([look(1.0, Told())], REST_S_MAX) == [0.0], "nobody was told of anything"
-    assert rests([look(1.0, may_try=False)] * 2) == [0.0, 0.0]
+@pytest.mark.parametrize("part", [1.0, 0.89])
+def test_a_rest_that_spares_hardly_a_message_ends(part: float) -> None:
+    assert rests([look(part, spared=0.02)], REST_S_MAX) == [0.0]
+    assert rests([look(part, spared=0.02)], REST_S_JUDGED) == [0.0]
+
+
+def test_a_short_rest_is_not_judged() -> None:
+    """Of ten thousand clients hardly one is told of two things within 5 ms, and many are within 300."""
+    assert rests([look(1.0, spared=0.0)] * 4) == [REST_S_TRIED, 0.015, REST_S_JUDGED, 0.0]
+    assert rests([look(1.0, spared=0.0, may_try=False)] * 2) == [0.0, 0.0]
 
 
 def test_after_a_pause_nothing_is_left_of_a_rest() -> None:
-    assert rest_after(REST_S_MAX, Look(elapsed_s=2.0, busy_s=0.05, telling_s=0.02, told=SHARED)) == 0.0
+    assert rest_after(REST_S_MAX, Look(elapsed_s=2.0, busy_s=0.05, telling_s=0.02)) == 0.0
 
 
 def test_a_process_that_is_busy_with_something_else_than_telling_does_not_rest() -> None:
@@ -270,20 +272,53 @@ def test_a_process_that_is_busy_with_something_else_than_telling_does_not_rest()
     assert rest_after(REST_S_MAX, elsewhere) < REST_S_MAX
 
 
-def test_a_rest_that_spared_nothing_is_tried_again_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+class Busy:
+    """A process without time to spare; `messages_each` is what a notification takes, by the rest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, messages_each: Callable[[float], float]) -> None:
+        self.clock = Clock(monkeypatch)
+        self._messages_each = messages_each
+        self._told = Told()
+        self._pace = ByBusiness(lambda: self._told)
+        self._rest_s = 0.0
+
+    def looks(self, count: int, works: bool = True) -> list[float]:
+        rests = []
+        for _ in range(count):
+            self._pace.begin()
+            self.clock.work(LOOKS_APART_S * works)
+            self._pace.end()
+            self.clock.now_s += LOOKS_APART_S * (not works)
+            before = self._told
+            self._told = Told(before.notifications + 1_000, before.messages + round(1_000 * self._messages_each(self._rest_s)))
+            self._rest_s = self._pace.rest_s(self.clock.now_s)
+            rests.append(self._rest_s)
+        return rests
+
+
+def test_a_rest_that_spared_nothing_is_tried_again_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a million clients, who are told of something each at a time of their own."""
-    clock, told = Clock(monkeypatch), [0]
-    pace = ByBusiness(lambda: Told(told[0], told[0]))
-    tried = []
-    for _ in range(24):
-        pace.begin()
-        clock.work(LOOKS_APART_S)
-        pace.end()
-        told[0] += 100
-        if pace.rest_s(clock.now_s):
-            tried.append(clock.now_s)
-    assert len(tried) == 3, "the first, and two more in six seconds"
-    assert all(later - earlier > TRIED_APART_S for earlier, later in pairwise(tried))
+    found = Busy(monkeypatch, lambda rest_s: 1.0).looks(round(30 / LOOKS_APART_S))
+    began = [LOOKS_APART_S * at for at, rest_s in enumerate(found) if rest_s == REST_S_TRIED]
+    apart = [later - earlier for earlier, later in pairwise(began)]
+    assert len(apart) >= 3
+    assert apart[0] > PAUSE_S_MIN
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(apart))
+    assert max(found) == REST_S_JUDGED
+
+
+def test_what_shares_a_message_without_a_rest_was_not_spared_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As five objects of one client in one request."""
+    assert max(Busy(monkeypatch, lambda rest_s: 0.2).looks(40)) == REST_S_JUDGED
+    assert max(Busy(monkeypatch, lambda rest_s: 0.2 - 0.1 * rest_s).looks(40)) == REST_S_JUDGED
+    assert max(Busy(monkeypatch, lambda rest_s: 0.2 - 0.3 * rest_s).looks(40)) == REST_S_MAX
+
+
+def test_a_rest_that_ended_since_there_was_time_is_not_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(monkeypatch, lambda rest_s: 1.0 - rest_s)
+    assert busy.looks(20)[-1] == REST_S_MAX
+    assert busy.looks(20, works=False)[-1] == 0.0
+    assert busy.looks(1) == [REST_S_TRIED]
 
 
 async def test_beside_other_work_what_comes_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

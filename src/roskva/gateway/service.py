@@ -228,10 +228,9 @@ class Gateway:
 
     def _tell(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         """What nobody here follows waits in no line, before what somebody does: a burst of it would."""
-        is_followed = self.registrar.fast.is_followed
-        followed = [one for one in updates if is_followed(one.object)]
+        followed, of_these = self.registrar.fast.followed(updates, stamps)
         if followed:
-            self._hinting.hint(followed, [one for one in stamps if is_followed(one.object)])
+            self._hinting.hint(followed, of_these)
 
     def _told(self) -> Told:
         """An update that a newer one has overtaken counts as one that needed no message of its own."""
