@@ -18,6 +18,7 @@ from bench.capture import burst, datastores, flows, latency, slowdown, subscribe
 from bench.capture.counting import Count, LeanDecoding, Sample, rates, sustained
 from bench.capture.publishers import written
 from bench.capture.usage import Meter, with_children
+from bench.capture.writers import Written
 from bench.plots import draw
 from bench.report import Result
 from bench.service import BenchFailed
@@ -90,6 +91,32 @@ def test_shards_are_added_until_they_are_not_followed(tmp_path: Path) -> None:
     assert figures["rows"] == pytest.approx(sum(step["written_per_s"] for step in figures["steps"]), rel=0.3)
     assert figures["repeated"] == 0
     assert all(0 < step["p50_ms"] <= step["p99_ms"] for step in figures["steps"])
+    assert figures["limit"] in ("not reached", "below 1 shards", "below 2 shards"), "where it is, is the machine's to say"
+
+
+def test_the_limit_of_a_subscriber_is_the_last_step_before_the_first_that_is_not_followed(tmp_path: Path) -> None:
+    steps = [
+        {"shards": shards, "delivered_per_s": rate, "mean_ms": mean_ms, "p99_ms": 2 * mean_ms, "followed": shards < 4}
+        for shards, rate, mean_ms in ((1, 100.0, 2.0), (2, 200.0, 3.0), (4, 250.0, 60.0), (6, 240.0, 90.0))
+    ]
+    figures = {"steps": steps, "seconds": [[100.0, 2.0]]}
+    result = subscriber.result_of(dict(figures), 100.0, 1.0, {}, 0.0)
+    assert result.figures["limit"] == "below 4 shards"
+    assert (result.figures["highest_followed_per_s"], result.figures["throughput_there_by_the_first"]) == (200.0, 2.0)
+    assert result.figures["throughput_beyond_by_there"] == [1.25, 1.2]
+    assert result.figures["mean_ms_beyond_by_there"] == [20.0, 30.0]
+    assert draw(result.document(), tmp_path).read_text().count("followed up to here") == 1
+    unlimited = subscriber.result_of({"steps": steps[:2], "seconds": []}, 100.0, 1.0, {}, 0.0)
+    assert (unlimited.figures["limit"], unlimited.figures["highest_followed_per_s"]) == ("not reached", 200.0)
+    assert "followed up to here" not in draw(unlimited.document(), tmp_path).read_text()
+
+
+@pytest.mark.parametrize(("behind", "late_s", "followed"), [(50, 0.0, True), (51, 0.0, False), (0, 1.1, False)])
+def test_a_step_is_followed_if_next_to_nothing_is_behind_at_its_end(behind: int, late_s: float, followed: bool) -> None:
+    """Also if it delivered more than was written in it: what the step before it left."""
+    step = subscriber.Step(1, 0.0, 10.0, Written(1_000, 8.0, late_s), 1_200, behind)
+    assert step.followed is followed
+    assert step.delivered_per_s == (150.0 if followed else 120.0)
 
 
 def test_the_databases_own_transactions_are_counted_with_capture_on_and_off(tmp_path: Path) -> None:

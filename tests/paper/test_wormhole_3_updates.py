@@ -37,6 +37,7 @@ def test_3_each_update_is_assigned_one_shard_and_a_producer_may_say_which() -> N
 
 
 def test_3_all_updates_of_one_entity_are_in_one_shard() -> None:
+    """ "Updates corresponding to one entity (e.g., a Facebook page, or a Facebook user) reside on the same shard." """
     sharding = Sharding(64, parse_rule("hash(user) % 64", 64))
     of_users = {user: {sharding.shards_of(change({"user": user, "n": n})) for n in range(20)} for user in range(200)}
     assert all(len(shards) == 1 for shards in of_users.values())
@@ -44,6 +45,7 @@ def test_3_all_updates_of_one_entity_are_in_one_shard() -> None:
 
 
 def test_3_an_update_has_the_same_form_whatever_the_log_and_reaches_the_subscriber_as_it_was() -> None:
+    """ "Translating the underlying log entries into objects with a standard key-value format": nothing of it is changed on its way."""
     schemas, decoding = Schemas(), Decoding()
     sent = change({"id": 7, "title": "a", "raw": b"\xff", "none": None, "sum": 1.5, "yes": True}, attached={"topic": "aq"})
     row = schemas.encoded(sent)
@@ -53,6 +55,7 @@ def test_3_an_update_has_the_same_form_whatever_the_log_and_reaches_the_subscrib
 
 
 def test_3_all_updates_of_a_shard_go_to_one_subscriber_whichever_mode_balances() -> None:
+    """ "All updates of a single shard are always sent to one subscriber, i.e., they are not split among multiple subscribers." """
     for place in STRATEGIES.values():
         placed = place(range(100), {}, [Subscriber(name) for name in "abc"], random.Random(1).random)
         assert sorted(placed) == list(range(100))
@@ -60,6 +63,7 @@ def test_3_all_updates_of_a_shard_go_to_one_subscriber_whichever_mode_balances()
 
 
 def test_3_in_the_first_mode_lightly_loaded_subscribers_are_more_likely_to_get_flows() -> None:
+    """ "The publishers use a weighted random selection [...] so that lightly loaded subscribers are more likely to get more flows." """
     dice = random.Random(2)
     subscribers = [Subscriber("light", load=0.1), Subscriber("heavy", load=0.8)]
     counts = Counter(strategy("weighted")([0], {}, subscribers, dice.random)[0] for _ in range(2_000))
@@ -67,6 +71,8 @@ def test_3_in_the_first_mode_lightly_loaded_subscribers_are_more_likely_to_get_f
 
 
 def test_3_subscribers_can_have_a_strategy_of_their_own() -> None:
+    """ "Subscribers can also implement a custom load-balancing strategy": here a function of the application."""
+
     def mine(shards: object, placed: object, subscribers: object, dice: object) -> dict[int, str]:
         return {0: "b"}
 
@@ -89,11 +95,28 @@ def test_3_subscribers_can_have_a_strategy_of_their_own() -> None:
     ],
 )
 def test_3_2_a_filter_is_an_or_of_ands_of_basic_ones_and_their_negations(text: str, let_through: Columns, held_back: Columns) -> None:
+    """ "An OR which is a disjunction of finitely many mid-level AND, each of which in turn is a conjunction of [...] basic filters." """
     assert passes(text, let_through)
     assert not passes(text, held_back)
 
 
+def test_3_2_the_filters_that_the_paper_shows_can_be_written_here() -> None:
+    """ "[topic = aq] OR [mcd key exists]" of cache invalidation, and "[tableName in (t1, t2)] OR [(associationType = a1) AND (shard in
+    1-5000)]" of index updates."""
+    cache = '[topic = "aq"] OR [mcd exists]'
+    assert [passes(cache, columns) for columns in ({"topic": "aq"}, {"mcd": "k"}, {"topic": "b"})] == [True, True, False]
+    index = compile_filter(parse_filter('[table in ("t1", "t2")] OR [association_type = "a1" AND shard in 1..5000]'))
+    for shard, table, kind, expected in (
+        (9_000, "t2", "b", True),
+        (5_000, "t3", "a1", True),
+        (5_001, "t3", "a1", False),
+        (1, "t3", "b", False),
+    ):
+        assert index(shard, change({"association_type": kind}, table=table)) is expected
+
+
 def test_3_2_the_publisher_delivers_only_what_passes_and_encodes_nothing_else() -> None:
+    """ "It helps conserve both memory and network bandwidth": what nobody wants is dropped before it is encoded."""
     schemas = Schemas()
     wanted = for_updates(parse_filter('[topic = "aq"]'))
     router = Router(Routing(Sharding(1), {"cache": wanted}), schemas)

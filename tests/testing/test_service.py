@@ -467,7 +467,7 @@ def test_a_cache_serves_what_was_fetched_after_the_last_notification() -> None:
 def test_the_examples_of_the_documentation_run() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     ran = 0
     for program in programs:
         names: dict[str, object] = {}
@@ -476,7 +476,7 @@ def test_the_examples_of_the_documentation_run() -> None:
             if name.startswith("test_") and callable(value):
                 value()
                 ran += 1
-    assert ran == 3
+    assert ran == 4
     assert doctest.testmod(service).failed == 0
 
 

@@ -84,8 +84,8 @@ class Copier:
 
 
 def test_a_copy_through_capture_is_equal_however_often_it_was_killed(tmp_path: Path) -> None:
-    """20 kills; more of them with CAPTURE_KILLS=100, others with CAPTURE_SEED. (The tests see no variable that begins with ROSKVA_.)"""
-    kills, seed = int(os.environ.get("CAPTURE_KILLS", "20")), int(os.environ.get("CAPTURE_SEED", "1"))
+    """100 kills; another number with CAPTURE_KILLS, others with CAPTURE_SEED. (The tests see no variable that begins with ROSKVA_.)"""
+    kills, seed = int(os.environ.get("CAPTURE_KILLS", "100")), int(os.environ.get("CAPTURE_SEED", "1"))
     dice, target = random.Random(seed), tmp_path / "target"
     with (
         RocksDB(tmp_path / "source", FAMILIES[1:], wal_ttl_s=KEPT_S, counters=True) as source,
