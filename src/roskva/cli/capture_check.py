@@ -303,8 +303,8 @@ def _postgres_table(store: Postgres, table: str) -> TableSeen | None:
 
 def _mariadb_table(settings: CaptureSettings, table: str) -> TableSeen | None:
     """In whatever database: a mapping names tables alone. The row image of its log is whole, or `check` of the datastore says otherwise."""
+    from roskva.capture.stores.binlog.protocol import session
     from roskva.capture.stores.mariadb import MariadbStore
-    from roskva.capture.stores.mariadb.protocol import session
 
     store = datastore_of(settings)
     assert isinstance(store, MariadbStore)
@@ -318,8 +318,8 @@ def _cascades(settings: CaptureSettings) -> Iterator[Finding]:
     """Of the tables that any application may be told of, by what its filter says of tables."""
     if not isinstance(settings.datastore, Mariadb):
         return
+    from roskva.capture.stores.binlog.cascades import check_cascades
     from roskva.capture.stores.mariadb import MariadbStore
-    from roskva.capture.stores.mariadb.cascades import check_cascades
 
     store = datastore_of(settings)
     assert isinstance(store, MariadbStore)

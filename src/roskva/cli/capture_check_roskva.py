@@ -53,8 +53,8 @@ def published_finding(store: Postgres, table: str, exact: str) -> Finding:
 
 def databases_findings(settings: CaptureSettings, table: str) -> Iterator[Finding]:
     """A mapping names tables of a MariaDB without their database: one of the same name elsewhere would be taken for it."""
+    from roskva.capture.stores.binlog.protocol import session
     from roskva.capture.stores.mariadb import MariadbStore
-    from roskva.capture.stores.mariadb.protocol import session
 
     given, store = settings.roskva, datastore_of(settings)
     assert isinstance(store, MariadbStore)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from roskva.capture.stores.mariadb import MariadbStore
-from tests.capture.stores.mariadb.reading import read_to
+from tests.capture.stores.binlog.reading import read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
 
 ROWS = 120

@@ -13,8 +13,9 @@ from roskva.capture.flows import Routed, Terms
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, WHOLE, Position
-from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, QUERY, ROTATE, TABLE_MAP, XID, Decoder, rotated_to
-from roskva.capture.stores.mariadb.tables import Described
+from roskva.capture.stores.binlog.decoding import FORMAT, INCIDENT, QUERY, ROTATE, TABLE_MAP, XID, rotated_to
+from roskva.capture.stores.binlog.tables import Described
+from roskva.capture.stores.mariadb.decoding import GTID, MariadbDecoder
 from roskva.capture.updates import Change, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError
 from tests.capture.core.stage import of
@@ -30,8 +31,8 @@ def nobody_describes(database: str, table: str) -> Described | None:
     raise AssertionError(f"{database}.{table} is described in the log")
 
 
-def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False, last: int = 0) -> Decoder:
-    return Decoder(after, 0, CODECS, nobody_describes, prepared_xa_counts, last)
+def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False, last: int = 0) -> MariadbDecoder:
+    return MariadbDecoder(after, 0, CODECS, nobody_describes, prepared_xa_counts, last)
 
 
 def decoded(events: Iterable[bytes], after: Position = BEGINNING, whole_up_to: int | None = None) -> tuple[list[Change], Position]:
@@ -104,7 +105,7 @@ def test_any_bytes_in_a_table_map_or_a_row_are_an_error_and_no_endless_loop() ->
             body[place - 19] ^= 0x55
             strange = event(kept[4], bytes(body))
             events = [FORMATTED, group(3), strange if kept is MAPPED else MAPPED, ROWS if kept is MAPPED else strange]
-            decoding, changes = Decoder(BEGINNING, 0, CODECS, lambda database, table: None), list[Change]()
+            decoding, changes = MariadbDecoder(BEGINNING, 0, CODECS, lambda database, table: None), list[Change]()
             try:
                 for each in events:
                     decoding.decode(each, changes)

@@ -14,7 +14,7 @@ from roskva.capture.publisher.status import lag_bytes
 from roskva.capture.stores.mariadb import MariadbStore
 from roskva.capture.updates import Change, Columns, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
-from tests.capture.stores.mariadb.reading import read_to
+from tests.capture.stores.binlog.reading import read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
 
 REPLICATED_S_MAX = 30.0

@@ -1,0 +1,66 @@
+"""The MySQL datastore: the one over a binary log, whose positions are numbers of one source of GTIDs."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from roskva.capture.interface import Finding, Retained
+from roskva.capture.positions import Position
+from roskva.capture.stores.binlog.decoding import header_of
+from roskva.capture.stores.binlog.files import Remembered
+from roskva.capture.stores.binlog.protocol import Dump, Session
+from roskva.capture.stores.binlog.reading import BinlogReader
+from roskva.capture.stores.binlog.store import BinlogStore
+from roskva.capture.stores.mysql.checking import CheckingMysql
+from roskva.capture.stores.mysql.decoding import GTID, MysqlDecoder, gtid_of
+from roskva.capture.stores.mysql.gtids import Gtids, Listed
+from roskva.capture.stores.mysql.locating import Log
+from roskva.capture.stores.mysql.settings import MysqlSettings
+
+
+class MysqlStore(BinlogStore[Log, MysqlSettings]):
+    def __init__(self, settings: MysqlSettings) -> None:
+        super().__init__(settings)
+        self._remembered = Remembered[Listed]()
+        self._known_source = settings.source  # empty: not asked for yet
+
+    @property
+    def identity(self) -> str:
+        """With the source: its numbers mean nothing of another one."""
+        return f"mysql/{self.settings.dataset}/{self._source}"
+
+    @property
+    def _source(self) -> str:
+        return self._known_source or self._look(lambda log: log.source)
+
+    def read_after(self, position: Position) -> BinlogReader:
+        start = self._look(lambda log: log.start_after(position))
+        decoder = MysqlDecoder(
+            position, self._source, self._codecs, self._describe, self._committed, self.settings.prepared_xa_counts, start.sequence
+        )
+        return self._reader(Dump(self.settings, start), decoder)
+
+    def check(self) -> list[Finding]:
+        return CheckingMysql(self.settings).all()
+
+    def _retained(self, log: Log) -> Retained:
+        return super()._retained(log)._replace(follows=log.follows)
+
+    def _log(self, statements: Session) -> Log:
+        log = Log(statements, self.settings, self._remembered, self._known_source)
+        self._known_source = log.source
+        return log
+
+    def _committed(self) -> tuple[Gtids, Gtids]:
+        return self._look(lambda log: (log.executed, log.purged))
+
+    def _group_of(self, event: bytes) -> int | None:
+        _, kind = header_of(event)
+        if kind != GTID:
+            return None
+        source, sequence = gtid_of(event)
+        return sequence if source == UUID(self._source).bytes else None
+
+    def _whole_up_to(self, file: str) -> int | None:
+        """The server cuts what a crash has left unfinished, and sends nothing that is."""
+        return None
