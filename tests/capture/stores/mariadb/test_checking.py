@@ -9,11 +9,8 @@ from roskva.capture.settings import settings_of
 from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
 from roskva.cli.capture_check_roskva import databases_findings
 from roskva.errors import InvalidSetting
+from tests.capture.stores.binlog.findings import wrong
 from tests.capture.stores.servers_mariadb import MariadbServer
-
-
-def wrong(findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if not finding.ok]
 
 
 def test_a_server_that_is_set_up_well_is_found_well(store: MariadbStore) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 
 import pytest
@@ -13,22 +12,17 @@ from roskva.capture.flows import Routed, Terms
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, WHOLE, Position
-from roskva.capture.stores.binlog.decoding import FORMAT, INCIDENT, QUERY, ROTATE, TABLE_MAP, XID, rotated_to
-from roskva.capture.stores.binlog.tables import Described
+from roskva.capture.stores.binlog.decoding import INCIDENT, ROTATE, TABLE_MAP, XID, rotated_to
 from roskva.capture.stores.mariadb.decoding import GTID, MariadbDecoder
 from roskva.capture.updates import Change, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError
 from tests.capture.core.stage import of
+from tests.capture.stores.binlog.events import CODECS, FORMATTED, event, nobody_describes, statement
 from tests.capture.stores.mariadb.recorded import EVENTS
 
-CODECS = {8: "cp1252", 33: "utf-8", 45: "utf-8", 63: None}
 INSERTED, UPDATED = 23, 24
-RECORDED_MAP = next(event for event in EVENTS if event[4] == TABLE_MAP)
-RECORDED_ROWS = next(event for event in EVENTS if event[4] == INSERTED)
-
-
-def nobody_describes(database: str, table: str) -> Described | None:
-    raise AssertionError(f"{database}.{table} is described in the log")
+RECORDED_MAP = next(one for one in EVENTS if one[4] == TABLE_MAP)
+RECORDED_ROWS = next(one for one in EVENTS if one[4] == INSERTED)
 
 
 def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False, last: int = 0) -> MariadbDecoder:
@@ -39,27 +33,15 @@ def decoded(events: Iterable[bytes], after: Position = BEGINNING, whole_up_to: i
     decoding = decoder(after)
     decoding.file_begins(whole_up_to)
     changes: list[Change] = []
-    for event in events:
-        decoding.decode(event, changes)
+    for each in events:
+        decoding.decode(each, changes)
     return changes, decoding.reached
-
-
-def event(kind: int, body: bytes, stamp: int = 1_700_000_000) -> bytes:
-    bare = stamp.to_bytes(4, "little") + bytes([kind]) + bytes(4) + (19 + len(body) + 4).to_bytes(4, "little") + bytes(6) + body
-    return bare + zlib.crc32(bare).to_bytes(4, "little")
 
 
 def group(sequence: int, domain: int = 0, flags: int = 0) -> bytes:
     return event(GTID, sequence.to_bytes(8, "little") + domain.to_bytes(4, "little") + bytes([flags]) + bytes(6))
 
 
-def statement(text: str, database: str = "d", collation: int = 45) -> bytes:
-    status = b"\x00" + bytes(4) + b"\x01" + bytes(8) + b"\x06\x03std" + b"\x04" + collation.to_bytes(2, "little") + bytes(4)
-    head = bytes(8) + bytes([len(database)]) + bytes(2) + len(status).to_bytes(2, "little")
-    return event(QUERY, head + status + database.encode() + b"\0" + text.encode(CODECS[collation] or "ascii"))
-
-
-FORMATTED = event(FORMAT, (4).to_bytes(2, "little") + b"10.11.19-MariaDB".ljust(50, b"\0") + bytes(4) + b"\x13" + bytes(40) + b"\x01")
 MAPPED, ROWS, DONE = (event(each[4], each[19:-4]) for each in (RECORDED_MAP, RECORDED_ROWS, next(one for one in EVENTS if one[4] == XID)))
 
 

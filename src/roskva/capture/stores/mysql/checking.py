@@ -18,6 +18,12 @@ WHOLE_IMAGES: Final = ("FULL",)
 class CheckingMysql(Checking[MysqlSettings]):
     what_the_log_is = "the list of the log's files, and one source of GTIDs"
 
+    def __init__(self, settings: MysqlSettings, source: str) -> None:
+        """`source`: whose commits are read, if that is known by now."""
+        super().__init__(settings)
+        self._source = source
+        self._seen: Log | None = None
+
     @property
     def _grants(self) -> str:
         return f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO '{self._settings.user}'@'%'"
@@ -57,7 +63,7 @@ class CheckingMysql(Checking[MysqlSettings]):
         yield from check_safety(statements)
 
     def _log(self, statements: Session) -> tuple[Finding, str]:
-        log = Log(statements, self._settings, Remembered())
+        log = self._seen = Log(statements, self._settings, Remembered(), self._source)
         what = f"the log from {log.oldest} to {log.end}, {log.bytes:,} bytes, of the source {log.source} alone"
         file = log.files[-1][0]
         others = log.others_since(0)
@@ -73,9 +79,9 @@ class CheckingMysql(Checking[MysqlSettings]):
         return Finding(what, False, f"it has commits of others, too: {named}. A flow that comes to one of them stops there", do), file
 
     def _replica(self, statements: Session) -> Iterator[Finding]:
-        log = Log(statements, self._settings, Remembered())
-        if not log.follows:
-            return
+        log = self._seen
+        if log is None or not log.follows:
+            return  # why it could not be looked at was told
         ok = log.logs_what_it_replicates
         do = "" if ok else "log_replica_updates in the server's configuration, and a restart"
         yield Finding(

@@ -41,7 +41,7 @@ class MysqlStore(BinlogStore[Log, MysqlSettings]):
         return self._reader(Dump(self.settings, start), decoder)
 
     def check(self) -> list[Finding]:
-        return CheckingMysql(self.settings).all()
+        return CheckingMysql(self.settings, self._known_source).all()
 
     def _retained(self, log: Log) -> Retained:
         return super()._retained(log)._replace(follows=log.follows)
