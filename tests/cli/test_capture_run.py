@@ -302,6 +302,7 @@ data = "{folder}/data"
         ("mariadb", MariadbServer, "REPLICATION SLAVE, BINLOG MONITOR, SLAVE MONITOR, SELECT"),
         ("mysql", MysqlServer, "REPLICATION SLAVE, REPLICATION CLIENT, SELECT"),
     ],
+    ids=["mariadb", "mysql"],
 )
 def test_a_binary_log_is_checked_read_and_waited_for(folder: Path, kind: str, made: type[BinlogServer], rights: str) -> None:
     database = folder / kind

@@ -12,6 +12,7 @@ from roskva.capture.positions import Position
 from roskva.capture.stores.mariadb import MariadbStore
 from roskva.capture.updates import Change, Columns, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, WrongHistory
+from tests.capture.stores.binlog.fixtures import primary_with_replica
 from tests.capture.stores.binlog.locating import REPLICATED_S_MAX, LocatingOfBoth, purge
 from tests.capture.stores.binlog.reading import read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
@@ -22,20 +23,13 @@ class TestLocatingOfBoth(LocatingOfBoth): ...
 
 @pytest.fixture
 def primary_and_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MariadbServer, MariadbServer]]:
-    primary = MariadbServer(tmp_path_factory.mktemp("primary"), server_id=1)
-    replica = MariadbServer(tmp_path_factory.mktemp("replica"), server_id=2, options=["--binlog-row-event-max-size=256"])
-    try:
-        primary.start()
-        replica.start()
-        primary.run("CREATE USER copy@'%' IDENTIFIED BY 'copy'", "GRANT REPLICATION SLAVE ON *.* TO copy@'%'", "CREATE DATABASE d")
-        _follow(replica, primary)
-        yield primary, replica
-    finally:
-        replica.kill()
-        primary.kill()
+    with primary_with_replica(MariadbServer, tmp_path_factory, _follow) as both:
+        yield both
 
 
 def _follow(replica: MariadbServer, primary: MariadbServer) -> None:
+    primary.run("CREATE USER IF NOT EXISTS copy@'%' IDENTIFIED BY 'copy'", "GRANT REPLICATION SLAVE ON *.* TO copy@'%'")
+    primary.run("CREATE DATABASE IF NOT EXISTS d")
     replica.run(
         f"CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {primary.port}, MASTER_USER = 'copy', MASTER_PASSWORD = 'copy',"
         " MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",

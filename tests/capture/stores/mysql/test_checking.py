@@ -6,7 +6,7 @@ import pytest
 
 from roskva.capture.stores.mysql import MysqlSettings, MysqlStore
 from roskva.errors import InvalidSetting
-from tests.capture.stores.binlog.findings import wrong
+from tests.capture.stores.binlog.findings import check_that_it_is_named, wrong
 from tests.capture.stores.servers_mysql import MysqlServer
 
 
@@ -31,14 +31,7 @@ def test_a_server_that_is_set_up_well_is_found_well(store: MysqlStore) -> None:
 def test_a_setting_that_is_wrong_is_named_with_what_mends_it(
     server: MysqlServer, store: MysqlStore, variable: str, bad: str, good: str
 ) -> None:
-    server.run(f"SET GLOBAL {variable} = {bad}")
-    try:
-        (finding,) = wrong(store.check())
-    finally:
-        server.run(f"SET GLOBAL {variable} = {good}")
-    assert finding.what == f"{variable} = {bad.strip(chr(39))}"
-    assert f"SET GLOBAL {variable} = {good}" in finding.do
-    assert finding.means
+    check_that_it_is_named(server, store, variable, bad, good)
 
 
 def test_rights_that_are_missing_are_named_one_after_the_other(server: MysqlServer) -> None:

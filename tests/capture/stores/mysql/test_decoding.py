@@ -124,10 +124,8 @@ def test_an_event_whose_changes_cannot_be_told_is_refused_with_the_setting_to_ch
 
 
 def test_events_without_changes_are_passed_over_and_what_the_server_says_may_be() -> None:
-    rows_query, unknown = event(29, bytes(9)), bytearray(event(77, bytes(9)))
-    assert decoded([group(1), statement("BEGIN"), rows_query, MAPPED, ROW, DONE])[0] == ["0/1.1"]
-    unknown = event(77, bytes(9), flags=0x80)
-    assert decoded([group(1), statement("BEGIN"), unknown, MAPPED, ROW, DONE])[0] == ["0/1.1"]
+    for passed_over in (event(29, bytes(9)), event(77, bytes(9), flags=0x80)):
+        assert decoded([group(1), statement("BEGIN"), passed_over, MAPPED, ROW, DONE])[0] == ["0/1.1"]
 
 
 def test_bytes_of_the_servers_own_before_rows_are_passed_over() -> None:

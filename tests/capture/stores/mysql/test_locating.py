@@ -13,6 +13,7 @@ from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
 from roskva.capture.stores.mysql import MysqlStore
 from roskva.capture.updates import Change
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
+from tests.capture.stores.binlog.fixtures import primary_with_replica
 from tests.capture.stores.binlog.locating import REPLICATED_S_MAX, LocatingOfBoth
 from tests.capture.stores.binlog.reading import read_to
 from tests.capture.stores.servers_mysql import MysqlServer
@@ -24,16 +25,8 @@ class TestLocatingOfBoth(LocatingOfBoth):
 
 @pytest.fixture
 def primary_and_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MysqlServer, MysqlServer]]:
-    primary = MysqlServer(tmp_path_factory.mktemp("primary"), server_id=1)
-    replica = MysqlServer(tmp_path_factory.mktemp("replica"), server_id=2, options=["--binlog-row-event-max-size=256"])
-    try:
-        primary.start()
-        replica.start()
-        _follow(replica, primary)
-        yield primary, replica
-    finally:
-        replica.kill()
-        primary.kill()
+    with primary_with_replica(MysqlServer, tmp_path_factory, _follow) as both:
+        yield both
 
 
 def _follow(replica: MysqlServer, primary: MysqlServer) -> None:

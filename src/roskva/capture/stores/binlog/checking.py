@@ -128,6 +128,13 @@ def check_safety(statements: Session) -> Iterator[Finding]:
     yield _check_expiry(statements)
 
 
+def check_logs_of_replica(ok: bool, variable: str) -> Finding:
+    do = "" if ok else f"{variable} in the server's configuration, and a restart"
+    return Finding(
+        "a replica that logs what it replicates", ok, "" if ok else "what comes from the primary is not in this server's log", do
+    )
+
+
 def _check_expiry(statements: Session) -> Finding:
     """Nothing in the server knows of us: a subscriber that is behind by more than this has lost updates."""
     days, seconds = float(statements.variable("expire_logs_days") or 0), float(statements.variable("binlog_expire_logs_seconds") or 0)

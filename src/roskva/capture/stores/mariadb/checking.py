@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from roskva.capture.interface import Finding
-from roskva.capture.stores.binlog.checking import Checking, check_log_bin, check_rows, check_safety, holds, is_on
+from roskva.capture.stores.binlog.checking import Checking, check_log_bin, check_logs_of_replica, check_rows, check_safety, holds, is_on
 from roskva.capture.stores.binlog.files import Remembered
 from roskva.capture.stores.binlog.protocol import Session
 from roskva.capture.stores.mariadb.locating import Log
@@ -53,11 +53,7 @@ class CheckingMariadb(Checking[MariadbSettings]):
             return
         if not sources:
             return
-        ok = is_on(statements.variable("log_slave_updates"))
-        do = "" if ok else "log_slave_updates in the server's configuration, and a restart"
-        yield Finding(
-            "a replica that logs what it replicates", ok, "" if ok else "what comes from the primary is not in this server's log", do
-        )
+        yield check_logs_of_replica(is_on(statements.variable("log_slave_updates")), "log_slave_updates")
         yield Finding(
             "slave_run_triggers_for_rbr",
             statements.variable("slave_run_triggers_for_rbr") in ("NO", ""),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from roskva.capture.interface import Finding
-from roskva.capture.stores.binlog.checking import Checking, check_log_bin, check_rows, check_safety, holds, is_on
+from roskva.capture.stores.binlog.checking import Checking, check_log_bin, check_logs_of_replica, check_rows, check_safety, holds, is_on
 from roskva.capture.stores.binlog.files import Remembered
 from roskva.capture.stores.binlog.protocol import Session
 from roskva.capture.stores.mysql.locating import Log
@@ -82,11 +82,7 @@ class CheckingMysql(Checking[MysqlSettings]):
         log = self._seen
         if log is None or not log.follows:
             return  # why it could not be looked at was told
-        ok = log.logs_what_it_replicates
-        do = "" if ok else "log_replica_updates in the server's configuration, and a restart"
-        yield Finding(
-            "a replica that logs what it replicates", ok, "" if ok else "what comes from the primary is not in this server's log", do
-        )
+        yield check_logs_of_replica(log.logs_what_it_replicates, "log_replica_updates")
         name = "replica" if statements.variable("replica_preserve_commit_order") else "slave"
         variable = f"{name}_preserve_commit_order"
         ok = is_on(statements.variable(variable)) or statements.variable(f"{name}_parallel_workers") in ("0", "1")
