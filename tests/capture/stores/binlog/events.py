@@ -14,16 +14,9 @@ def nobody_describes(database: str, table: str) -> Described | None:
     raise AssertionError(f"{database}.{table} is described in the log")
 
 
-def event(kind: int, body: bytes, stamp: int = 1_700_000_000, flags: int = 0) -> bytes:
-    bare = (
-        stamp.to_bytes(4, "little")
-        + bytes([kind])
-        + bytes(4)
-        + (19 + len(body) + 4).to_bytes(4, "little")
-        + bytes(4)
-        + flags.to_bytes(2, "little")
-        + body
-    )
+def event(kind: int, body: bytes, stamp: int = 1_700_000_000, flags: int = 0, ends: int = 0) -> bytes:
+    size, place = (19 + len(body) + 4).to_bytes(4, "little"), ends.to_bytes(4, "little") + flags.to_bytes(2, "little")
+    bare = stamp.to_bytes(4, "little") + bytes([kind]) + bytes(4) + size + place + body
     return bare + zlib.crc32(bare).to_bytes(4, "little")
 
 

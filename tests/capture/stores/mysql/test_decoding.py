@@ -11,8 +11,9 @@ from roskva.capture.positions import BEGINNING, WHOLE, Position
 from roskva.capture.stores.binlog.decoding import INCIDENT, TABLE_MAP, XID
 from roskva.capture.stores.mysql.decoding import ANONYMOUS, GTID, PARTIAL_UPDATE, PAYLOAD, TAGGED, MysqlDecoder
 from roskva.capture.stores.mysql.gtids import Gtids, gtids_of
+from roskva.capture.stores.mysql.marks import Mark, Marks
 from roskva.capture.updates import Change
-from roskva.errors import CaptureRefused, LogCut
+from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
 from tests.capture.stores.binlog.events import FORMATTED, event, nobody_describes, statement
 
 SOURCE, OTHER = "7978feb9-e3c8-11f1-b767-02fc00000001", "00000000-e3c8-11f1-b767-02fc00000002"
@@ -24,10 +25,10 @@ ROW = event(INSERTED, bytes.fromhex("6d00000000000100020001ff0001000000"))
 DONE = event(XID, bytes(8))
 
 
-def group(sequence: int, source: str = SOURCE, kind: int = GTID) -> bytes:
+def group(sequence: int, source: str = SOURCE, kind: int = GTID, ends: int = 0) -> bytes:
     """With the times of its commit: here, and where it was written first."""
     here, first = (1_795_000_000_000_000 | 1 << 55).to_bytes(7, "little"), (1_794_999_999_123_456).to_bytes(7, "little")
-    return event(kind, b"\1" + UUID(source).bytes + sequence.to_bytes(8, "little") + b"\2" + bytes(16) + here + first + bytes(9))
+    return event(kind, b"\1" + UUID(source).bytes + sequence.to_bytes(8, "little") + b"\2" + bytes(16) + here + first + bytes(9), ends=ends)
 
 
 def commit(sequence: int, source: str = SOURCE) -> list[bytes]:
@@ -147,3 +148,26 @@ def test_sets_of_gtids_are_read_as_the_server_writes_them() -> None:
     assert (found.last(SOURCE), found.last(OTHER), found.last("nobody")) == (7, 5, 0)
     assert [found.last_within(SOURCE, *within) for within in ((2, 9), (2, 2), (3, 6), (4, 6))] == [7, 2, 3, 0]
     assert gtids_of("").of == {}
+    assert gtids_of(f"{SOURCE}:23#9:25#11,\n{OTHER}:1#12").of == {SOURCE: ((23, 23), (25, 25)), OTHER: ((1, 1),)}, "being committed"
+
+
+def test_a_reader_goes_on_from_where_one_came_before_and_not_if_the_log_is_another_one_now() -> None:
+    marks, places = Marks(step_bytes=1), [1_000, 2_000, 3_000]
+    log = [each for number, place in enumerate(places, 1) for each in (group(number, ends=place), *commit(number)[1:])]
+    first = MysqlDecoder(BEGINNING, SOURCE, {45: "utf-8"}, nobody_describes, lambda: (NOTHING, NOTHING), marks=marks)
+    first.file_begins(None, "bin.000001")
+    for each in [FORMATTED, *log]:
+        first.decode(each, [])
+    size = len(group(1))
+    assert [marks.before("bin.000001", number) for number in range(5)] == [
+        None, Mark(1, 0, 1_000 - size), Mark(2, 1, 2_000 - size), Mark(3, 2, 3_000 - size), Mark(3, 2, 3_000 - size),
+    ]  # fmt: skip
+    assert marks.before("bin.000002", 3) is None
+
+    for strange in (group(3), group(2, OTHER), bytes(40)):
+        again = MysqlDecoder(Position(0, 2), SOURCE, {}, nobody_describes, lambda: (NOTHING, NOTHING), False, 1, marks, expected=2)
+        changes: list[Change] = []
+        again.decode(FORMATTED, changes)
+        with pytest.raises(DatastoreUnavailable):
+            again.decode(strange, changes)
+        assert (marks.before("bin.000001", 3), changes) == (None, [])

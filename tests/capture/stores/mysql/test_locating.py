@@ -8,14 +8,15 @@ from contextlib import closing
 
 import pytest
 
-from roskva.capture.positions import Position
+from roskva.capture.positions import BEGINNING, Position
 from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
 from roskva.capture.stores.mysql import MysqlStore
+from roskva.capture.stores.mysql.marks import Marks
 from roskva.capture.updates import Change
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
 from tests.capture.stores.binlog.fixtures import primary_with_replica
 from tests.capture.stores.binlog.locating import REPLICATED_S_MAX, LocatingOfBoth
-from tests.capture.stores.binlog.reading import read_to
+from tests.capture.stores.binlog.reading import batches_to, read_to
 from tests.capture.stores.servers_mysql import MysqlServer
 
 
@@ -150,3 +151,31 @@ def test_a_server_without_gtids_is_refused_with_the_setting(server: MysqlServer,
     finally:
         server.run("SET GLOBAL gtid_mode = ON")
     assert store.retained().oldest <= store.retained().end
+
+
+def test_a_position_within_a_large_file_is_found_again_without_reading_the_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also when the log has been begun anew since, and files of the same names have something else."""
+    server = MysqlServer(tmp_path_factory.mktemp("large"))
+    try:
+        server.start()
+        with closing(MysqlStore(server.settings())) as store:
+            store._marks = Marks(step_bytes=50_000)
+            server.run("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, v TEXT)")
+            for number in range(20):
+                server.run(f"INSERT INTO d.t VALUES ({number}, repeat('x', 20000))")
+            changes = read_to(store, BEGINNING)
+            assert [change.columns["id"] for change in changes] == list(range(20))
+            batches = batches_to(store, changes[17].position)
+            assert [change for batch in batches for change in batch.changes] == changes[18:]
+            assert sum(batch.bytes_read for batch in batches) < 200_000 < sum(size for _, size in store._look(lambda log: log.files))
+
+            server.run("RESET MASTER", "TRUNCATE d.t")
+            for number in range(25):
+                server.run(f"INSERT INTO d.t VALUES ({number}, repeat('y', {10000 + number}))")
+            reader = store.read_after(Position(0, 18))
+            with pytest.raises(DatastoreUnavailable):
+                reader.read(10, 10.0)
+            reader.close()
+            assert [change.columns["id"] for change in read_to(store, Position(0, 18))] == list(range(17, 25))
+    finally:
+        server.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from roskva.capture.stores.mysql import MysqlStore
@@ -101,3 +103,23 @@ def test_an_image_that_is_not_whole_names_what_it_lacks(server: MysqlServer, sto
     server.run("SET binlog_row_image = MINIMAL", "UPDATE t SET a = 3", database=database)
     (change,) = read_to(store, begin)
     assert (change.key, change.columns, change.unchanged) == ({"id": 1}, {"id": 1, "a": 3}, ("b",))
+
+
+def test_a_commit_that_is_read_before_it_is_done_is_of_this_log(server: MysqlServer, store: MysqlStore, database: str) -> None:
+    """With semi-synchronous replication, or as here before it is synced: who has read it, and acknowledged it, is not beyond the end."""
+    server.run("CREATE TABLE t (id INT PRIMARY KEY)", database=database)
+    reader = store.read_after(store.retained().end)
+    server.run("SET GLOBAL sync_binlog = 0, binlog_group_commit_sync_delay = 1000000")
+    committing = threading.Thread(target=server.run, args=("INSERT INTO t VALUES (1)",), kwargs={"database": database})
+    try:
+        committing.start()
+        (change,) = reader.read(1, 10.0).changes
+        for _ in range(20):
+            retained = store.retained()
+            assert retained.follows is None or change.position < retained.end
+            store.read_after(change.position).close()
+    finally:
+        committing.join()
+        server.run("SET GLOBAL sync_binlog = 1, binlog_group_commit_sync_delay = 0")
+        reader.close()
+    assert store.retained().follows is False

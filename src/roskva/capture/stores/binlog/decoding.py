@@ -81,6 +81,7 @@ class Decoder(ABC):
         self._describe = describe
         self._prepared_xa_counts = prepared_xa_counts
         self._checksum = False
+        self._file = ""
         self._whole_up_to: int | None = None
         self._known: dict[int, Known] = {}  # by the table's number
         self._last = last  # sequence of the last group, to see that they grow
@@ -114,8 +115,9 @@ class Decoder(ABC):
         """Whether this statement begins a transaction."""
         return text == "BEGIN"
 
-    def file_begins(self, whole_up_to: int | None) -> None:
+    def file_begins(self, whole_up_to: int | None, file: str = "") -> None:
         """`whole_up_to`: the last group that is whole in it; a crash may have cut the one after. None: the server writes to it still."""
+        self._file = file
         self._whole_up_to = whole_up_to
         self._wanted = False
 

@@ -122,4 +122,4 @@ class BinlogReader:
     def _file_begins(self, file: str) -> None:
         if file != self._file:
             self._file = file
-            self._decoder.file_begins(self._whole_up_to(file))
+            self._decoder.file_begins(self._whole_up_to(file), file)

@@ -7,6 +7,7 @@ What it shares with MariaDB is in `stores/binlog`. Its own:
 | `settings` | what must be known of a server |
 | `gtids`, `decoding` | pure: sets of GTIDs; groups that begin with one, and what is refused |
 | `locating` | the mapper: from a position to a place in this server's log |
+| `marks` | places within files, to which readers have come before |
 | `store` | the datastore |
 | `checking` | `capture check` |
 

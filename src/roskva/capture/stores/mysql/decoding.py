@@ -17,8 +17,9 @@ from roskva.capture.positions import WHOLE, Position
 from roskva.capture.stores.binlog.decoding import HEADER_BYTES, ROWS, Decoder, Rows
 from roskva.capture.stores.binlog.tables import Codecs, Describe
 from roskva.capture.stores.mysql.gtids import Gtids
-from roskva.capture.updates import Operation
-from roskva.errors import CaptureRefused, LogCut
+from roskva.capture.stores.mysql.marks import Mark, Marks
+from roskva.capture.updates import Change, Operation
+from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut
 
 GTID, ANONYMOUS, PARTIAL_UPDATE, PAYLOAD, TAGGED = 33, 34, 39, 40, 42
 # STOP, INTVAR, RAND, USER_VAR, IGNORABLE, ROWS_QUERY, PREVIOUS_GTIDS, TRANSACTION_CONTEXT, VIEW_CHANGE: none of them has changes. What a
@@ -57,21 +58,37 @@ class MysqlDecoder(Decoder):
         committed: Callable[[], tuple[Gtids, Gtids]],
         prepared_xa_counts: bool = False,
         last: int = 0,
+        marks: Marks | None = None,
+        expected: int = 0,
     ) -> None:
-        """`committed`: what the server has committed until now, and what of that is gone from its log."""
+        """`committed`: what the server has committed until now, and what of that is gone from its log. `expected`: the number that must
+        come first, if reading begins at a mark."""
         super().__init__(after, codecs, describe, prepared_xa_counts, last)
+        self._marks = marks or Marks()
+        self._expected = expected
         self._source = source
         self._source_bytes = UUID(source).bytes
         self._committed = committed
 
+    def decode(self, event: bytes, changes: list[Change]) -> None:
+        try:
+            super().decode(event, changes)
+        except DatastoreUnavailable:
+            if self._expected:
+                self._marks.forget()
+            raise
+
     def _begins(self, kind: int, event: bytes, end: int) -> bool:
         if kind == GTID:
             source, sequence = gtid_of(event)
+            self._check_mark(source, sequence)
             if source != self._source_bytes:
                 self._refuse_other(f"a commit of another server, {UUID(bytes=source)}:{sequence}", _PROMOTED.format(UUID(bytes=source)))
             else:
+                last = self._last
                 self._check_gap(sequence)
                 self._begin(sequence, _committed_us(event, end), standalone=True)
+                self._marks.add(self._file, Mark(sequence, last, int.from_bytes(event[13:17], "little") - len(event)))
         elif kind == ANONYMOUS:
             self._refuse_other("a commit without a GTID", "Capture needs gtid_mode = ON.")
         elif kind == TAGGED:
@@ -79,6 +96,13 @@ class MysqlDecoder(Decoder):
         else:
             return False
         return True
+
+    def _check_mark(self, source: bytes, sequence: int) -> None:
+        if not self._expected:
+            return
+        if (source, sequence) != (self._source_bytes, self._expected):
+            raise DatastoreUnavailable(f"The log has been begun anew: {self._expected} is not where it was.")
+        self._expected = 0
 
     def _refuse_other(self, what: str, do: str) -> None:
         self._wanted = False

@@ -5,11 +5,14 @@ Pure. A GTID is a server's UUID, from 8.3 on perhaps a tag, and a number: `UUID:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from roskva.capture.stores.mysql.settings import SOURCE
 from roskva.errors import DatastoreUnavailable
+
+_THREAD: Final = re.compile(r"#\d+")
 
 
 class Gtids(NamedTuple):
@@ -32,9 +35,10 @@ class Listed(NamedTuple):
 
 
 def gtids_of(text: str) -> Gtids:
-    """`UUID:1-3:7:TAG:1-2,UUID:5`: numbers count for the tag before them, until the next comma."""
+    """`UUID:1-3:7:TAG:1-2,UUID:5`: numbers count for the tag before them, until the next comma. One that is being committed has its thread
+    behind it (`#12`)."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for one in "".join(text.lower().split()).split(","):
+    for one in _THREAD.sub("", "".join(text.lower().split())).split(","):
         uuid, *parts = one.split(":")
         if not one:
             continue

@@ -4,7 +4,7 @@ A position is a number of one source, which is the UUID that a server gives to w
 all GTIDs that were committed before it. Reading begins with the file that has the commit of the position itself, not with the one after it:
 so whatever stands between that commit and the next one is seen, be it a loss that the server tells of, or a commit of somebody else. MySQL
 would begin after a set of GTIDs, too, but leaves out all that is in it, wherever in its log: also a number that comes too late, which would
-be skipped. Within a file a reader of before may know a nearer place (`Marks`).
+be skipped. Within a file a reader of before may know a nearer place (`marks`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Log(Files[Listed, MysqlSettings]):
         self._version = _checked(str(version), settings)
         if not logs:
             raise CaptureRefused(f"The MySQL server at {settings.where} has no binary log: start it with log_bin.")
-        ((mode, executed, purged, server),) = session.rows(
-            "SELECT @@global.gtid_mode, @@global.gtid_executed, @@global.gtid_purged, @@global.server_uuid"
+        # What is being committed comes first: what is in neither then was not in the log.
+        ((mode, owned, executed, purged, server),) = session.rows(
+            "SELECT @@global.gtid_mode, @@global.gtid_owned, @@global.gtid_executed, @@global.gtid_purged, @@global.server_uuid"
         )
         if mode != "ON":
             raise CaptureRefused(
@@ -47,6 +48,8 @@ class Log(Files[Listed, MysqlSettings]):
         self.executed, self.purged = gtids_of(str(executed)), gtids_of(str(purged))
         self.source = source or self._source(str(server))
         self.state = self._of(self.executed)
+        # A commit is in the log, and sent to who reads it, before it is done: with semi-synchronous replication long before.
+        self._written_up_to = max(self.state.sequence, gtids_of(str(owned)).last(self.source))
         self.files = self._list_files()
 
     def _source(self, server: str) -> str:
@@ -89,6 +92,11 @@ class Log(Files[Listed, MysqlSettings]):
             if other != self.source and self.executed.last(other) > max(before.last(other), self.purged.last(other))
         ]
 
+    @property
+    def ends_as_it_says(self) -> bool:
+        """Whether nothing beyond its end can have been read by now."""
+        return self._written_up_to == self.state.sequence
+
     @cached_property
     def follows(self) -> bool:
         """Whether it is a replica."""
@@ -96,9 +104,8 @@ class Log(Files[Listed, MysqlSettings]):
 
     def start_after(self, position: Position) -> Start:
         self._must_know(position)
-        if (position.sequence if position.index == WHOLE else position.sequence - 1) < self.oldest.sequence and position.sequence:
-            raise LogCut(position, self.oldest)
-        if not position.sequence and self.oldest.sequence:
+        before = position.sequence if position.index == WHOLE else max(position.sequence - 1, 0)
+        if before < self.oldest.sequence:
             raise LogCut(position, self.oldest)
         place = self.file_of(max(position.sequence - 1, 0))
         return Start(self.files[place][0], sequence=self.begins(place).sequence)
@@ -106,7 +113,7 @@ class Log(Files[Listed, MysqlSettings]):
     def _must_know(self, position: Position) -> None:
         if position.history:
             raise WrongHistory(position, f"it is of the history {position.history}, and a log of MySQL has one, which is 0")
-        end = self.state.sequence
+        end = self._written_up_to
         # Before the first row of the next commit is where this log ends, too: after something that is passed over.
         if position.sequence > end and (position.sequence, position.index) != (end + 1, 0):
             if self.follows:

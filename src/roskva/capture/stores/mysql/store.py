@@ -8,13 +8,14 @@ from roskva.capture.interface import Finding, Retained
 from roskva.capture.positions import Position
 from roskva.capture.stores.binlog.decoding import header_of
 from roskva.capture.stores.binlog.files import Remembered
-from roskva.capture.stores.binlog.protocol import Dump, Session
+from roskva.capture.stores.binlog.protocol import Dump, LogRefused, Session
 from roskva.capture.stores.binlog.reading import BinlogReader
 from roskva.capture.stores.binlog.store import BinlogStore
 from roskva.capture.stores.mysql.checking import CheckingMysql
 from roskva.capture.stores.mysql.decoding import GTID, MysqlDecoder, gtid_of
 from roskva.capture.stores.mysql.gtids import Gtids, Listed
 from roskva.capture.stores.mysql.locating import Log
+from roskva.capture.stores.mysql.marks import Marks
 from roskva.capture.stores.mysql.settings import MysqlSettings
 
 
@@ -22,6 +23,7 @@ class MysqlStore(BinlogStore[Log, MysqlSettings]):
     def __init__(self, settings: MysqlSettings) -> None:
         super().__init__(settings)
         self._remembered = Remembered[Listed]()
+        self._marks = Marks()
         self._known_source = settings.source  # empty: not asked for yet
 
     @property
@@ -35,16 +37,33 @@ class MysqlStore(BinlogStore[Log, MysqlSettings]):
 
     def read_after(self, position: Position) -> BinlogReader:
         start = self._look(lambda log: log.start_after(position))
+        mark = self._marks.before(start.file, position.sequence)
+        if mark is not None:
+            start = start._replace(offset=mark.offset, sequence=mark.last)
+        given, expected = self.settings, 0 if mark is None else mark.sequence
         decoder = MysqlDecoder(
-            position, self._source, self._codecs, self._describe, self._committed, self.settings.prepared_xa_counts, start.sequence
+            position,
+            self._source,
+            self._codecs,
+            self._describe,
+            self._committed,
+            given.prepared_xa_counts,
+            start.sequence,
+            self._marks,
+            expected,
         )
-        return self._reader(Dump(self.settings, start), decoder)
+        return self._reader(Dump(given, start), decoder)
 
     def check(self) -> list[Finding]:
         return CheckingMysql(self.settings, self._known_source).all()
 
+    def _meaning(self, position: Position, refused: LogRefused) -> Exception:
+        self._marks.forget()  # it may be one of them that the server cannot read from
+        return super()._meaning(position, refused)
+
     def _retained(self, log: Log) -> Retained:
-        return super()._retained(log)._replace(follows=log.follows)
+        """While something is being committed, a flow may stand beyond the end for a good reason."""
+        return super()._retained(log)._replace(follows=log.follows if log.ends_as_it_says else None)
 
     def _log(self, statements: Session) -> Log:
         log = Log(statements, self.settings, self._remembered, self._known_source)
