@@ -63,7 +63,8 @@ async def told(generator: Generator, registered: int, publishes: int) -> dict[st
     counts = generator.counts
     for _ in range(publishes):
         before, began_s = counts.notified, time.monotonic()
-        generator.publishing.publish([_ONLINE], time.time_ns() // 1_000)
+        generator.publishing.publish(_ONLINE, time.time_ns() // 1_000)
+        generator.publishing.flush()
         while counts.notified - before < registered:
             generator.check()
             if counts.publish_refused or counts.publish_lost:

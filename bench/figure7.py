@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bench import figure6
-from bench.many import BATCH, FAN_OUT, REGISTRATIONS, SCALED, Crowd, bring, crowd, measured, relative
+from bench.many import FAN_OUT, REGISTRATIONS, SCALED, Crowd, bring, crowd, measured, relative
 from bench.report import Aim, Result
 from bench.service import say
 from bench.world import Options, run
@@ -65,7 +65,6 @@ async def climb(there: Crowd, generator: Generator, options: Options) -> Result:
             "load": f"{there.world.clients:,} clients x {REGISTRATIONS} registrations, all online; {rates[0]:,.0f} to {rates[-1]:,.0f}"
             f" notifications/s, by a fifth as many publishes, each for {FAN_OUT} clients",
             "steps": f"{seconds:g} s each; held: {100 * _HELD:g} % of what was offered came in time, p99 below 2 s, nothing refused",
-            "batch": BATCH,
             "service": there.service.parts,
             "changed": there.changed,
         },

@@ -25,7 +25,8 @@ from roskva.load.plan import Plan
 
 REGISTRATIONS: Final = 5
 FAN_OUT: Final = 5  # where a measurement does not say otherwise
-BATCH: Final = 20
+PUBLISHERS: Final = 4  # requests under way, and
+BATCH: Final = 1_000  # updates in one of them at most, as roskva.Publisher has them
 LINES: Final = 8
 ARRIVALS_MAX_PER_S: Final = 20_000.0  # between windows: as fast as it goes
 _STUCK_S: Final = 60.0  # without anybody new in sync
@@ -35,7 +36,7 @@ SCALED: Final = [
     "The files were filled in the order of their keys: their pages are fuller than those of tables that grew.",
     "Clients come over trusted lines, eight WebSockets for all of them: what the kernel holds for a socket of each is not in it.",
     "These lines have one keepalive each for all their clients; the paper has none.",
-    f"Updates are published in batches of {BATCH}, as a publisher's library sends them.",
+    f"Updates are published as one roskva.Publisher sends them: at once, and together while its {PUBLISHERS} requests are under way.",
 ]
 
 
@@ -56,6 +57,7 @@ class Crowd:
             device_prefix="device-",
             lines=min(LINES, self.world.clients),
             batch=BATCH,
+            publishers=PUBLISHERS,
             resume=True,
             together=True,
         )

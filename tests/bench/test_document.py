@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench import document
-from bench.__main__ import NAMES, SHORTER
+from bench.__main__ import NAMES, SHORTER, whole_run
 from bench.report import RESULTS, SMALLER
 from bench.world import Options
 
@@ -43,6 +43,35 @@ def test_what_was_not_measured_in_full_size_is_not_beside_others(tmp_path: Path)
     figures = {"publish_to_client_ms": {"p50": 2.03, "p95": 4.63, "p99": 7.23}}
     (tmp_path / "latency.json").write_text(json.dumps(result(figures=figures)))
     assert document.beside_peers(tmp_path).splitlines()[2].endswith("| 2.0 / 4.6 / 7.2 | `latency`, 2026-11-17 03:27 |")
+
+
+def test_single_publishes_stand_beside_single_publishes(tmp_path: Path) -> None:
+    def steps(p50_ms: float, p99_ms: float) -> dict[str, Any]:
+        return {"steps": [{"offered_per_s": 10_000.0, "p50_ms": p50_ms, "p99_ms": p99_ms}], "highest_per_s": 12_000.0}
+
+    fans = {
+        "5, single publishes": steps(101.0, 384.2),
+        "5, batches of 50": steps(7.8, 35.1),
+        "5, single calls of the Publisher": steps(54.7, 443.0),
+    }
+    figures = {"fan_outs": fans, "cpu_s_per_10_000_deliveries_at_10_000_per_s": {}}
+    settings = {"registrations_per_client": {"5, single publishes": 25}}
+    (tmp_path / "throughput.json").write_text(json.dumps(result(name="throughput", figures=figures, settings=settings)))
+    row = document.beside_peers(tmp_path).splitlines()[3]
+    assert "| 101 / 384; 55 / 443 in calls of its library | `throughput`, 2026-11-17 03:27, 25 registrations for each client |" in row
+    busy = {"publish_to_client_ms": {"p50": 2.3, "p95": 6.8, "p99": 11.2}, "kept_up": True}
+    quiet = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
+    latency = result(figures={"publish_to_client_ms": quiet, "at_10,000_deliveries_per_s": busy})
+    (tmp_path / "latency.json").write_text(json.dumps(latency))
+    assert "; p50 2.3 / p95 6.8 in requests of ten |" in document.beside_peers(tmp_path).splitlines()[3]
+
+
+def test_a_whole_run_says_how_long_it_took(tmp_path: Path) -> None:
+    whole_run({"latency": 1_000.0, "idle": 1_460.0}).write(tmp_path)
+    assert (
+        "| `all` | all, one after the other | time for all of `make bench` | 41 min | <= 40 min | **missed** |"
+        in document.table_of_smaller(tmp_path)
+    )
 
 
 def test_hops_are_in_the_order_of_the_way(tmp_path: Path) -> None:

@@ -273,7 +273,10 @@ class SlowFeed(FullPartition):
             later.set_result(appended)
 
 
-async def test_large_requests_take_turns_piece_by_piece_and_small_ones_wait_for_none_of_them(settings: Settings) -> None:
+async def test_large_requests_take_turns_piece_by_piece_and_small_ones_wait_for_none_of_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roskva.gateway.publish.PIECE_S_MAX", 60.0)
     feed = SlowFeed()
     publishing = Publishing(settings, feed, lambda application: 0, Metrics())
 
@@ -303,6 +306,44 @@ async def test_large_requests_take_turns_piece_by_piece_and_small_ones_wait_for_
     order = [entry.key.split(b"\x00")[-1].decode().split("-") for entry in feed.appended if not entry.key.endswith(b"small")]
     pieces = [(of, int(number) // PIECE) for of, number in order]
     assert [piece for place, piece in enumerate(pieces) if piece not in pieces[:place]] == [(of, at) for at in range(4) for of in "abc"]
+
+
+async def test_a_piece_that_waits_for_a_busy_partition_holds_up_no_other(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roskva.gateway.publish.PIECE_S_MAX", 0.001)
+    feed = SlowFeed()
+    publishing = Publishing(settings, feed, lambda application: 0, Metrics())
+    updates = [{"object": f"o{number}", "version": 1} for number in range(5 * PIECE)]
+    large = asyncio.create_task(publishing.publish(json.dumps({"application": "demo", "updates": updates}).encode()))
+    async with asyncio.timeout(10):
+        while len(feed.appended) < 5 * PIECE:
+            await asyncio.sleep(0.001)
+    assert not large.done(), "none of it is durable"
+    feed.done()
+    status, answer = await large
+    assert (status, json.loads(answer)["results"]) == (200, [{"ok": True}] * (5 * PIECE))
+
+
+async def test_of_a_request_in_pieces_one_update_is_sampled(settings: Settings) -> None:
+    feed, trails = FullPartition(4, set()), Trails(lambda: 2.0)
+    now_s = iter(range(1_000))
+    publishing = Publishing(settings, feed, lambda application: 0, Metrics(), lambda: next(now_s), trails=trails)
+    updates = [{"object": f"o{number}", "version": 1} for number in range(3 * PIECE)]
+    await publishing.publish(json.dumps({"application": "demo", "updates": updates}).encode())
+    assert trails.latency.sampled == 1
+    assert sum(b" at " in entry.headers for entry in feed.appended) == 1
+
+
+async def test_a_reset_between_two_pieces_appends_the_later_one_in_the_new_epoch(settings: Settings) -> None:
+    feed = FullPartition(4, set(), epochs=[3, 3, 3, 3, 4])
+    publishing = Publishing(settings, feed, lambda application: 3, Metrics())
+    updates = [{"object": f"o{number}", "version": 1} for number in range(2 * PIECE)]
+    status, answer = await publishing.publish(json.dumps({"application": "demo", "updates": updates}).encode())
+    assert (status, json.loads(answer)["results"]) == (200, [{"ok": True}] * (2 * PIECE))
+    appended = {entry.key for entry in feed.appended}
+    for number in range(2 * PIECE):
+        name = f"o{number}".encode()
+        assert object_key("demo", 3, name) in appended
+        assert (object_key("demo", 4, name) in appended) == (number >= PIECE)
 
 
 async def test_reset_during_the_append_appends_again_in_the_new_epoch(settings: Settings) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from roskva.cli.load import plan_of, progress
+from roskva.cli.load import _Run, plan_of, progress
 from roskva.cli.main import build_parser
 from roskva.errors import BadRequest
 from roskva.gateway.service import Gateway
-from roskva.load.measuring import Counts, Latencies
+from roskva.load.measuring import Counts, Latencies, Report
+from roskva.load.plan import Plan
 from tests.gateway.test_channels import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,16 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, s
             process.kill()
             await process.wait()
     return process.returncode, out.decode(), err.decode()
+
+
+def test_what_came_while_the_last_were_waited_for_is_in_no_rate() -> None:
+    run = _Run(Plan(1), seconds=10.0)
+    run._measured_from = (0.0, Counts())
+    run._take(Report(Counts(published=90, notified=60), Latencies(), Latencies()), 10.0, draining=False)
+    run._take(Report(Counts(published=100, notified=100), Latencies(), Latencies()), 15.0, draining=True)
+    document = run.document()
+    assert (document["published"], document["notified"]) == (100, 100)
+    assert (document["seconds"], document["published_per_s"], document["notified_per_s"]) == (10.0, 9.0, 6.0)
 
 
 async def test_it_shows_progress_and_ends_with_json_and_returns_with_its_state(gateway: Gateway, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ async def test_a_crowd_arrives_and_is_told_every_accepted_version(gateway: Gatew
         await until(lambda: generator.counts.published > 100)
         assert await generator.drained(20.0)
         counts = generator.counts
-        assert counts.published == 3 * generator.publishing.answers.count
+        assert counts.published == generator.publishing.answers.count
         assert counts.missing == 0
         assert counts.notified > 100
         assert counts.publish_refused == counts.publish_lost == counts.publish_skipped == 0
@@ -51,6 +51,20 @@ async def test_a_crowd_arrives_and_is_told_every_accepted_version(gateway: Gatew
         assert report.line_down == ""
         assert generator.report().latencies.count == 0  # each tells of the time since the last
     await until(lambda: not gateway.registrar.sessions)
+
+
+async def test_updates_share_a_request_only_while_all_connections_wait(gateway: Gateway) -> None:
+    plan = Plan(30, registrations=4, objects=40, lines=2, publishers=1, batch=1_000)
+    async with Generator(plan, gateway.url, key_of(gateway)) as generator:
+        await arrived(generator)
+        generator.rate_per_s = 20.0
+        await until(lambda: generator.counts.published >= 10)
+        assert gateway.metrics.publish_requests >= 0.5 * generator.counts.published
+        before, published = gateway.metrics.publish_requests, generator.counts.published
+        generator.rate_per_s = 20_000.0
+        await until(lambda: generator.counts.published >= published + 10_000)
+        assert gateway.metrics.publish_requests - before < 0.7 * (generator.counts.published - published)
+        assert generator.report().latencies.summary()
 
 
 async def test_each_client_updates_as_often_as_asked(gateway: Gateway) -> None:

@@ -15,6 +15,7 @@ from roskva.config import Settings
 from roskva.model import OUTCOME_UNREGISTERED, OUTCOME_UPDATE, OUTCOME_VERSION, SETTLED, ObjectKey, Registration, Update
 from roskva.protocol.messages import Ack, ClientMessage, Unregister
 from roskva.registrar.cells import Pending, registration_cells, seqno_cell
+from roskva.registrar.fast import Bounds
 from tests.registrar.place import HeldChannel, Place, acknowledging, serving, told
 
 
@@ -177,10 +178,9 @@ async def test_another_epoch_is_another_object(place: Place) -> None:
     assert versions(channel) == ["1"]
 
 
-async def test_a_crowd_is_told_in_turns_and_of_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roskva.registrar.fast._CROWD", 2)
-    monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 2)
+async def test_a_crowd_is_told_in_turns_and_of_the_newest(tmp_path: Path) -> None:
     async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        place.registrar.fast.bounds = Bounds(crowd=2, told_per_turn=2)
         crowd = [await following(place, device=f"d{one}") for one in range(5)]
         event = crowd[0][2]
         place.registrar.fast.updated([Update(event.object, 7, "")])
@@ -199,8 +199,8 @@ async def test_it_can_be_switched_off(tmp_path: Path) -> None:
         assert versions(channel) == ["1"]
 
 
-async def test_a_turn_looks_at_so_many_followers_and_the_others_come_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roskva.registrar.fast._LOOKED_AT_PER_TURN", 4)
+async def test_a_turn_looks_at_so_many_followers_and_the_others_come_again(place: Place) -> None:
+    place.registrar.fast.bounds = Bounds(looked_at_per_turn=4)
     everyone = [await following(place, device=f"d{number}") for number in range(3)]
     other, _, alone = await following(place, "y", "d9")
     updates = [Update(everyone[0][2].object, 7, ""), Update(alone.object, 7, ""), Update(everyone[0][2].object, 8, "")]
@@ -223,8 +223,8 @@ async def test_what_a_client_is_told_of_in_several_turns_shares_a_message(place:
     assert [[one.version for one in message.notify] for message in channel.received[heard:]] == [["7", "8"]]
 
 
-async def test_so_much_is_gathered_at_most(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roskva.registrar.fast._GATHERED_MAX", 3)
+async def test_so_much_is_gathered_at_most(place: Place) -> None:
+    place.registrar.fast.bounds = Bounds(gathered_max=3)
     everyone = [await following(place, device=f"d{number}") for number in range(3)]
     other, _, alone = await following(place, "y", "d9")
     place.registrar.fast.updated([Update(alone.object, 7, "")], more=True)
@@ -245,9 +245,8 @@ async def test_what_ended_before_it_was_sent_is_not_sent(place: Place) -> None:
 
 
 async def test_crowds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roskva.registrar.fast._CROWD", 1)
-    monkeypatch.setattr("roskva.registrar.fast._TOLD_PER_TURN", 1)
     async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        place.registrar.fast.bounds = Bounds(crowd=1, told_per_turn=1)
         crowds = {name: [await following(place, name, f"{name}{one}") for one in range(3)] for name in ("x", "y")}
         told_in_turn: list[int] = []
         tell_some = place.registrar.fast._tell_some
@@ -265,6 +264,64 @@ async def test_crowds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 await asyncio.sleep(0)
         assert all(versions(channel) == ["1", "7"] for crowd in crowds.values() for channel, _, _ in crowd)
         assert told_in_turn == [1] * 6
+
+
+async def test_crowds_that_come_while_others_were_just_told_are_told_by_the_same_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        place.registrar.fast.bounds = Bounds(crowd=1)
+        crowds = {name: [await following(place, name, f"{name}{one}") for one in range(2)] for name in ("x", "y", "z")}
+        fast, tasks = place.registrar.fast, []
+        monkeypatch.setattr(fast, "_spawn", lambda coroutine: tasks.append(asyncio.create_task(coroutine)))
+        x, y, z = (Update(crowd[0][2].object, 7, "") for crowd in crowds.values())
+        fast.updated([x])
+        await asyncio.sleep(0)
+        assert not fast._crowds, "it is told, and the task rests"
+        fast.updated([y, z])
+        async with asyncio.timeout(5):
+            await asyncio.gather(*tasks)
+        assert len(tasks) == 1
+        assert all(versions(channel) == ["1", "7"] for crowd in crowds.values() for channel, _, _ in crowd)
+        fast.updated([x._replace(version=8)])
+        await asyncio.gather(*tasks)
+        assert all(versions(channel) == ["1", "7", "8"] for channel, _, _ in crowds["x"]), "and another one later"
+
+
+async def test_of_a_crowd_who_unregistered_half_way_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(Place(Settings(data=tmp_path, settling_s=0.0))) as place:
+        place.registrar.fast.bounds = Bounds(crowd=2, told_per_turn=1)
+        crowd = [await following(place, device=f"d{one}") for one in range(3)]
+        fast = place.registrar.fast
+        tell_some = fast._tell_some
+
+        def last_one_unregisters(told: Any) -> bool:
+            left = tell_some(told)
+            _, token, event = crowd[-1]
+            session = place.registrar.sessions[place.client(token)]
+            place.registrar.unacknowledged.forget(session, event.object)
+            fast._index.remove(session, event.object)
+            return left
+
+        monkeypatch.setattr(fast, "_tell_some", last_one_unregisters)
+        fast.updated([Update(crowd[0][2].object, 7, "")])
+        async with asyncio.timeout(5):
+            while fast._crowds:
+                await asyncio.sleep(0)
+        assert [versions(channel) for channel, _, _ in crowd] == [["1", "7"], ["1", "7"], ["1"]]
+        assert not place.registrar.sessions[place.client(crowd[-1][1])].outstanding
+
+
+async def test_what_shares_a_message_is_counted(place: Place) -> None:
+    channel, token, x = await following(place)
+    await place.register(channel, token, "y")
+    y = next(one for one in place.events() if one.object != x.object)
+    assert await place.registrar.propagate([told(y, OUTCOME_VERSION, 1)]) == [SETTLED]
+    fast = place.registrar.fast
+    fast.updated([Update(x.object, 7, ""), Update(y.object, 7, "")])
+    assert (fast.notified, fast.messages) == (2, 1)
+    fast.updated([Update(x.object, 8, "")])
+    assert (fast.notified, fast.messages) == (3, 2)
 
 
 async def test_an_earlier_version_acknowledged_settles_what_tells_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

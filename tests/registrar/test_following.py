@@ -41,12 +41,16 @@ def test_followers_come_and_go(count: int) -> None:
         assert session.followed == (key_of(0),)
     assert list(index.of(key_of(0))) == [(session, (place << 32) + 7) for place, session in enumerate(sessions)]
     assert index.count(key_of(0)) == count
+    assert [index.registration(session, key_of(0)) for session in sessions] == [(place << 32) + 7 for place in range(count)]
+    assert index.registration(sessions[0], key_of(1)) is None
     for session in sessions[1:]:
         index.remove(session, key_of(0))
         index.remove(session, key_of(0))
+        assert index.registration(session, key_of(0)) is None
     assert list(index.of(key_of(0))) == [(sessions[0], 7)]
     assert index.count(key_of(0)) == 1
     index.leave(sessions[0])
+    assert index.registration(sessions[0], key_of(0)) is None
     assert len(index) == index.count(key_of(0)) == 0
 
 

@@ -11,7 +11,8 @@ import pytest
 from roskva.config import Settings
 from roskva.model import OUTCOME_UPDATE, SETTLED, ObjectKey, Stamps, Update
 from roskva.protocol.internal import Hints, Propagate, decode_frame, encode_frame
-from roskva.registrar import fast, trails
+from roskva.registrar import trails
+from roskva.registrar.fast import Bounds
 from roskva.registrar.trails import CLIENTS_MAX, Trails
 from roskva.telemetry import latency as of
 from tests.registrar.place import Place, acknowledging, serving, told
@@ -97,9 +98,8 @@ async def test_a_few_clients_of_an_update_are_followed(place: Place) -> None:
     assert counts(place)[of.PIPELINE, of.TO_TOLD] == 1
 
 
-async def test_of_a_crowd_that_is_told_in_turns_a_few_are_followed_up_to_the_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_CROWD", 2)
-    monkeypatch.setattr(fast, "_TOLD_PER_TURN", 2)
+async def test_of_a_crowd_that_is_told_in_turns_a_few_are_followed_up_to_the_last(place: Place) -> None:
+    place.registrar.fast.bounds = Bounds(crowd=2, told_per_turn=2)
     everyone = [await following(place, device=f"d{number}") for number in range(2 * CLIENTS_MAX + 3)]
     key = everyone[0][2].object
     place.registrar.fast.updated([Update(key, 7, "")], [stamps_of(place, key, 7)])

@@ -20,7 +20,7 @@ LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def add_running(commands: Any) -> None:
     up = add_command(commands, "up", _up, "run the whole service on this machine until Ctrl-C", _UP_MORE)
     up.add_argument("--open", action="store_true", help="open the demo page in a browser when the service is ready")
-    gateways = "gateways on the public port (default: one for every two cores, at least one)"
+    gateways = "gateways on the public port (default: one for every two cores, at least one, at most one for each partition)"
     up.add_argument("--gateways", metavar="N", help=gateways)
     gateway = add_command(commands, "gateway", _gateway, "run one gateway: the port for clients and publishers", _PART_MORE)
     name = "how it is called in status and metrics; of two with one name the second is refused (default: an id of its own)"

@@ -51,7 +51,13 @@ def add_load(commands: Any) -> None:
     load.add_argument("--heartbeat-s", metavar="S", type=seconds, help="of each silent client (default: as the service wishes)")
     load.add_argument("--update-every-s", metavar="S", type=seconds, help="each client in sync has one of its objects published so often")
     load.add_argument("--rate", metavar="N", type=seconds, help="or: publishes a second, from when all clients are in sync")
-    load.add_argument("--batch", metavar="N", type=number, default=1, help="updates in one publish request (default: 1)")
+    load.add_argument(
+        "--batch",
+        metavar="N",
+        type=number,
+        default=1,
+        help="updates in one publish request, at most: those that are due together, or while all connections wait (default: 1)",
+    )
     load.add_argument("--seconds", metavar="S", type=seconds, help="end so long after all clients are in sync (default: at Ctrl-C)")
     load.add_argument("--lines", metavar="N", type=number, default=4, help="trusted connections of each process (default: 4)")
     load.add_argument("--processes", metavar="N", type=number, default=1, help="that simulate clients, a part each (default: 1)")

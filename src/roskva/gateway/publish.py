@@ -37,16 +37,19 @@ from roskva.model import (
     partition_of,
     version_from_number,
 )
+from roskva.probes import reached
 from roskva.registrar.trails import Trails
 from roskva.telemetry.latency import Sampler
 from roskva.telemetry.metrics import Metrics
 
 PUBLISHES_BURST: Final = 2
 LARGE_BYTES: Final = 16 << 10  # of a request: some 300 updates
-# A larger one goes to the feed in pieces of so many updates, and of all that are large so many pieces are under way: one is read while
-# another is written. A small one meets no longer turn of the event loop than a piece's, and shares its commit with no more than these.
+# A larger one is decoded in a turn of the event loop that is its own, and goes to the feed in pieces of so many updates. Of all that are
+# large so many pieces are under way, one read while another is written: a small one shares its commit with no more than these. A piece
+# that takes longer, since a partition is busy, lets the next one begin.
 PIECE: Final = 500
 PIECES_AT_ONCE: Final = 2
+PIECE_S_MAX: Final = 0.05
 _EPOCH_RISES_MAX: Final = 3
 _OK: Final = b'{"ok":true}'
 
@@ -126,6 +129,7 @@ class Publishing:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self.large_bytes, self.piece = LARGE_BYTES, PIECE
         self._large = asyncio.Lock()  # one large request is read in a turn of the loop, so that others have theirs
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._buckets: dict[str, Bucket] = {}  # of the applications that published
@@ -143,29 +147,39 @@ class Publishing:
         """
         self._metrics.publish_requests += 1
         received_us = 0 if self._trails is None else self._trails.now_us()
-        if len(body) <= LARGE_BYTES:
+        if len(body) <= self.large_bytes:
             application, form, given = self._read(body, may)
-            return _answer(await self._piece(application, form, given, received_us, published_us))
+            return _answer(await self._piece(application, form, given, At(received_us, published_us)))
         async with self._large:
             application, form, given = self._read(body, may)
             await asyncio.sleep(0)
-        outcomes: list[RoskvaError | None] = []
-        for start in range(0, len(given), PIECE):
-            async with self._pieces:
-                outcomes += await self._piece(application, form, given[start : start + PIECE], received_us, published_us)
-        return _answer(outcomes)
+        return _answer(await self._in_pieces(application, form, given, At(received_us, published_us)))
 
-    async def _piece(
-        self, application: str, form: Form, given: Sequence[_Given], received_us: int, published_us: int
-    ) -> list[RoskvaError | None]:
+    async def _in_pieces(self, application: str, form: Form, given: Sequence[_Given], at: At) -> list[RoskvaError | None]:
+        pieces: list[asyncio.Task[list[RoskvaError | None]]] = []
+        try:
+            for start in range(0, len(given), self.piece):
+                if start:
+                    reached("publish: a large request goes in pieces")
+                async with self._pieces:
+                    # One update of a request is sampled at most.
+                    piece = self._piece(application, form, given[start : start + self.piece], None if start else at)
+                    pieces.append(asyncio.create_task(piece))
+                    await asyncio.wait(pieces[-1:], timeout=PIECE_S_MAX)
+            return [outcome for task in pieces for outcome in await task]
+        finally:
+            for task in pieces:
+                task.cancel()
+
+    async def _piece(self, application: str, form: Form, given: Sequence[_Given], at: At | None) -> list[RoskvaError | None]:
         items = [_checked(one, application, form) for one in given]
         outcomes = [item if isinstance(item, RoskvaError) else None for item in items]
         valid = [(index, item) for index, item in enumerate(items) if not isinstance(item, RoskvaError)]
         self._metrics.updates_refused += len(items) - len(valid)
         self._metrics.updates_accepted += len(valid)
         # Only now: what is refused must not use up the turn of what could be measured.
-        at = At(received_us, published_us) if valid and self._trails is not None and self._sampler.is_due(self._clock()) else None
-        await self._append(application, form, valid, outcomes, at)
+        sampled = at is not None and valid and self._trails is not None and self._sampler.is_due(self._clock())
+        await self._append(application, form, valid, outcomes, at if sampled else None)
         return outcomes
 
     def _read(self, body: bytes, may: MayPublish) -> tuple[str, Form, Sequence[_Given]]:

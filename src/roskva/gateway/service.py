@@ -32,7 +32,7 @@ from roskva.gateway.commands import Commands
 from roskva.gateway.details import Details
 from roskva.gateway.disk import DiskWatch
 from roskva.gateway.door import Door, door_application
-from roskva.gateway.hinting import Hinting
+from roskva.gateway.hinting import ByBusiness, Hinting, Told
 from roskva.gateway.http import Routes
 from roskva.gateway.inspection import Inspection
 from roskva.gateway.intake import Intake
@@ -104,7 +104,7 @@ class Gateway:
         undo.push_async_callback(table.close)
         # An append ends with a look at the manifest that began after its fsync, to know that the file still counts: what that
         # look has seen is what publishing asks for.
-        self._hinting = hinting = Hinting(lambda *accepted: self.registrar.fast.updated(*accepted))
+        self._hinting = hinting = Hinting(lambda *accepted: self.registrar.fast.updated(*accepted), ByBusiness(self._told))
         opened = await asyncio.to_thread(open_feed, settings)
         feed = FeedLanes(opened, lambda: manifest.seen().epochs, _COMMITS_APART_S, hinting.flush)
         undo.push_async_callback(feed.close)
@@ -228,10 +228,14 @@ class Gateway:
 
     def _tell(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         """What nobody here follows waits in no line, before what somebody does: a burst of it would."""
-        is_followed = self.registrar.fast.is_followed
-        followed = [one for one in updates if is_followed(one.object)]
+        followed, of_these = self.registrar.fast.followed(updates, stamps)
         if followed:
-            self._hinting.hint(followed, [one for one in stamps if is_followed(one.object)])
+            self._hinting.hint(followed, of_these)
+
+    def _told(self) -> Told:
+        """An update that a newer one has overtaken counts as one that needed no message of its own."""
+        fast = self.registrar.fast
+        return Told(fast.notified + self._hinting.overtaken, fast.messages)
 
     def _press(self, reason: str) -> None:
         self.registrar.room.pressed = reason

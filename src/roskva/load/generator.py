@@ -190,20 +190,20 @@ class Generator:
                 self.latest[number] = version
 
     async def _publish(self) -> None:
-        credit, at_s = 0.0, time.time()  # updates that were due until then and are not published
+        credit, at_s = 0.0, time.time()  # a part of an update that was due until then
         while True:
             rate = self.rate_per_s + (self.counts.in_sync / self.update_every_s if self.update_every_s else 0.0)
             now_s = time.time()
             if now_s - at_s > _STOOD_STILL_S:  # this machine did: not all of it at once
                 at_s = now_s
-            while rate > 0.0 and (due_s := at_s + (self.plan.batch - credit) / rate) <= now_s:
-                objects = [number for number in (self._object() for _ in range(self.plan.batch)) if number is not None]
-                if objects:
-                    self.publishing.publish(objects, int(due_s * 1e6))
+            while rate > 0.0 and (due_s := at_s + (1.0 - credit) / rate) <= now_s:
+                if (number := self._object()) is not None:
+                    self.publishing.publish(number, int(due_s * 1e6))
                 credit, at_s = 0.0, due_s
+            self.publishing.flush()
             credit += (now_s - at_s) * rate
             at_s = now_s
-            pause_s = (self.plan.batch - credit) / rate if rate > 0.0 else _IDLE_S
+            pause_s = (1.0 - credit) / rate if rate > 0.0 else _IDLE_S
             await asyncio.sleep(max(_PUBLISH_STEP_S, min(_IDLE_S, pause_s)))
 
     def _object(self) -> int | None:
@@ -219,7 +219,7 @@ class Generator:
         """Stop publishing, and wait until all that was published is answered; after so long, for nothing any more."""
         self.rate_per_s = self.update_every_s = 0.0
         until_s = time.monotonic() + timeout_s
-        while self.publishing.open_requests and time.monotonic() < until_s:
+        while self.publishing.unanswered and time.monotonic() < until_s:
             await asyncio.sleep(_STEP_S)
             self.check()
         self.publishing.give_up()
@@ -235,10 +235,10 @@ class Generator:
             if over:
                 self.publishing.give_up()
             # What one that fell out does not know is not missing: it counts as complete only when all are back.
-            if over or (self.all_in_sync and not self.publishing.open_requests):
+            if over or (self.all_in_sync and not self.publishing.unanswered):
                 self.counts.missing = await asyncio.to_thread(self.clients.missing, self.latest)
                 complete = self.all_in_sync and not self.counts.missing
-                if over or (complete and not self.publishing.open_requests):
+                if over or (complete and not self.publishing.unanswered):
                     return complete
 
     @property

@@ -30,7 +30,7 @@ class Plan:
     heartbeat_s: float = 0.0  # 0: as the service wishes
     update_every_s: float = 0.0  # of each client; 0: none
     rate_per_s: float = 0.0  # of publishes, whatever the number of clients; 0: none
-    batch: int = 1  # updates in one publish request
+    batch: int = 1  # updates in one publish request, at most
     drop: float = 0.0  # part of the channel's messages that is dropped, in either direction
     lines: int = 4
     publishers: int = 16  # connections

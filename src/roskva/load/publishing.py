@@ -1,8 +1,8 @@
 """Publishes as a load: POST /v1/publish over kept connections, lean, since they share the machine with what they measure.
 
 The version of an update is the moment at which it was due, in microseconds since 1970 (as in Thialfi 6.2), so whoever hears of it knows how
-long it took, in any process; a service that falls behind cannot hide it. An answer is waited for, and nothing is tried again: what is
-refused is counted.
+long it took, in any process; a service that falls behind cannot hide it. Updates go at once, and together if they are due together, or
+while all connections wait for answers: as roskva.Publisher sends them. Nothing is tried again: what is refused is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from roskva.load.measuring import Counts, Latencies
 from roskva.load.plan import Plan
 
-_WAITING_MAX: Final = 1_000  # requests that are due and not answered: beyond, updates are skipped and counted
+_WAITING_MAX: Final = 1_000  # full requests of updates that are due and not answered: beyond, updates are skipped and counted
 _AGAIN_S: Final = 0.5
 _ANSWER_BYTES_MAX: Final = 16 << 20
 
@@ -33,14 +33,13 @@ class _Answer(msgspec.Struct):
     results: list[_Result] = []
 
 
-class _Request:
-    __slots__ = ("data", "due_us", "objects", "versions")
+class _Update(NamedTuple):
+    object: int
+    version: int
+    due_us: int
 
-    def __init__(self, data: bytes, objects: Sequence[int], versions: Sequence[int], due_us: int) -> None:
-        self.data = data
-        self.objects = objects
-        self.versions = versions
-        self.due_us = due_us
+
+_Request = Sequence[_Update]
 
 
 class _Connection(asyncio.Protocol):
@@ -56,10 +55,10 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def send(self, request: _Request) -> None:
+    def send(self, request: _Request, data: bytes) -> None:
         assert self._transport is not None
         self._request = request
-        self._transport.write(request.data)
+        self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -86,7 +85,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Publishing:
-    """Connections that publish; requests wait for a free one. `accepted` is told object and version of whatever is durable."""
+    """Connections that publish; updates wait for a free one. `accepted` is told object and version of whatever is durable."""
 
     def __init__(self, plan: Plan, url: str, key: str, counts: Counts, accepted: Callable[[int, int], None]) -> None:
         parts = urlsplit(url)
@@ -99,9 +98,9 @@ class Publishing:
         self._counts = counts
         self._accepted = accepted
         self._free: list[_Connection] = []
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_Update] = deque()
         self._last_version = 0
-        self.open_requests = 0
+        self.unanswered = 0  # updates, those that wait included
         self.answers = Latencies()
 
     async def stay(self) -> None:
@@ -120,37 +119,38 @@ class Publishing:
                     connection.close()
             await asyncio.sleep(_AGAIN_S)
 
-    def publish(self, objects: Sequence[int], due_us: int) -> None:
-        """New versions of these objects, in one request."""
-        if self.open_requests >= _WAITING_MAX:
-            self._counts.publish_skipped += len(objects)
+    def publish(self, number: int, due_us: int) -> None:
+        """A new version of this object; `flush` sends it."""
+        if self.unanswered >= _WAITING_MAX * self._plan.batch:
+            self._counts.publish_skipped += 1
             return
-        first = max(due_us, self._last_version + 1)  # of one object each must be above the last; several may be due at once
-        versions = range(first, first + len(objects))
-        self._last_version = versions[-1]
-        named = [f'{{"object":"{self._plan.name(o)}","version":{v}}}' for o, v in zip(objects, versions, strict=True)]
-        body = f'{{"application":"{self._plan.application}","updates":[{",".join(named)}]}}'.encode()
-        request = _Request(f"{self._head}{len(body)}\r\n\r\n".encode() + body, objects, versions, due_us)
-        self.open_requests += 1
-        if self._free:
-            self._free.pop().send(request)
-        else:
-            self._waiting.append(request)
+        version = max(due_us, self._last_version + 1)  # of one object each must be above the last; several may be due at once
+        self._last_version = version
+        self.unanswered += 1
+        self._waiting.append(_Update(number, version, due_us))
+
+    def flush(self) -> None:
+        while self._free and self._waiting:
+            self._next(self._free.pop())
 
     def _next(self, connection: _Connection) -> None:
-        if self._waiting:
-            connection.send(self._waiting.popleft())
-        else:
+        if not self._waiting:
             self._free.append(connection)
+            return
+        request = [self._waiting.popleft() for _ in range(min(self._plan.batch, len(self._waiting)))]
+        named = [f'{{"object":"{self._plan.name(one.object)}","version":{one.version}}}' for one in request]
+        body = f'{{"application":"{self._plan.application}","updates":[{",".join(named)}]}}'.encode()
+        connection.send(request, f"{self._head}{len(body)}\r\n\r\n".encode() + body)
 
     def answered(self, connection: _Connection, request: _Request, ok: bool, body: bytes) -> None:
-        self.open_requests -= 1
-        self.answers.note(time.time_ns() // 1000 - request.due_us)
-        results = [True] * len(request.objects) if ok and b'"error"' not in body else _results(body, len(request.objects))
-        for number, version, accepted in zip(request.objects, request.versions, results, strict=True):
+        self.unanswered -= len(request)
+        now_us = time.time_ns() // 1000
+        results = [True] * len(request) if ok and b'"error"' not in body else _results(body, len(request))
+        for update, accepted in zip(request, results, strict=True):
+            self.answers.note(now_us - update.due_us)
             if accepted:
                 self._counts.published += 1
-                self._accepted(number, version)
+                self._accepted(update.object, update.version)
             else:
                 self._counts.publish_refused += 1
         self._next(connection)
@@ -159,13 +159,13 @@ class Publishing:
         if connection in self._free:
             self._free.remove(connection)
         if request is not None:
-            self.open_requests -= 1
-            self._counts.publish_lost += len(request.objects)
+            self.unanswered -= len(request)
+            self._counts.publish_lost += len(request)
 
     def give_up(self) -> None:
         """Nobody waits any longer for those that could not even be sent."""
-        self._counts.publish_skipped += sum(len(request.objects) for request in self._waiting)
-        self.open_requests -= len(self._waiting)
+        self._counts.publish_skipped += len(self._waiting)
+        self.unanswered -= len(self._waiting)
         self._waiting.clear()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roskva.model import ClientId, ObjectKey, Registration, Stamps, Update
@@ -23,15 +24,22 @@ from roskva.registrar.sessions import MAYBE_STORED, Outstanding, Session, shared
 from roskva.registrar.trails import CLIENTS_MAX, NOBODY, Trails
 from roskva.registrar.unacknowledged import Unacknowledged
 
-_CROWD: Final = 500  # followers of one object: more are told in turns
-_TOLD_PER_TURN: Final = 100  # of a crowd, in one turn of the event loop
-_LOOKED_AT_PER_TURN: Final = 10_000  # followers of several objects: with fewer, each of them costs more (docs/performance.md)
-_GATHERED_MAX: Final = 20_000  # notifications that wait for more of their clients
-_CROWDS_MAX: Final = 16  # objects with more than that which are being told; those beyond wait for the pipeline
 _SPARE: Final = 64  # entries of a session's list that no longer count
 _COVERED_MAX: Final = 1_000  # acknowledgements of one client that wait for the pipeline
 
 _Outbox = dict[Session, list[Outstanding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of what is told at a time. Worlds of the simulator have tiny ones, too: else nothing of them would ever be at its limit."""
+
+    crowd: int = 500  # followers of one object: more are told in turns
+    told_per_turn: int = 100  # of a crowd, in one turn of the event loop
+    looked_at_per_turn: int = 10_000  # followers of several objects: with fewer, each of them costs more (docs/performance.md)
+    gathered_max: int = 20_000  # notifications that wait for more of their clients
+    pause_s: float = 0.0  # between two turns of crowds, at least
+    crowds_max: int = 16  # objects with a crowd which are being told; those beyond wait for the pipeline
 
 
 class _Crowd:
@@ -42,7 +50,7 @@ class _Crowd:
     def __init__(self, newest: Update) -> None:
         self.newest = newest
         self.told = -1  # the version that was the newest when this round of them began
-        self.everyone: list[tuple[Session, int]] = []  # of this round
+        self.everyone: list[Session] = []  # of this round
         self.at = 0
         self.stamps: Stamps | None = None  # of the newest that is sampled
 
@@ -67,11 +75,15 @@ class FastPath:
         self._speak = speak
         self._spawn = spawn
         self._trails = trails
+        self.bounds = Bounds()
         self._index = Index()
         self._outbox: _Outbox = {}  # what is sent when all that came together was looked at
         self._gathered = 0  # notifications in it
         self._followed: dict[Session, list[Outstanding]] = {}  # those in it whose times are noted
         self._crowds: dict[ObjectKey, _Crowd] = {}  # which are being told in turns
+        self._tells_crowds = False  # a task does
+        self.notified = 0  # notifications sent, but for those of crowds
+        self.messages = 0  # which they took: fewer, where one client was told several together
 
     def __len__(self) -> int:
         """Objects that somebody online is registered for."""
@@ -79,9 +91,10 @@ class FastPath:
 
     # Who follows what.
 
-    def is_followed(self, key: ObjectKey) -> bool:
-        """By anybody who is online here."""
-        return key in self._index
+    def followed(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> tuple[Sequence[Update], Sequence[Stamps]]:
+        """Those of objects that anybody online here follows."""
+        index = self._index
+        return [one for one in updates if one.object in index], [one for one in stamps if one.object in index]
 
     def follow(self, session: Session, row: ClientRow) -> None:
         """After a look at an online client's row. Every operation on a registration raises the row's seqno."""
@@ -127,25 +140,28 @@ class FastPath:
         if not self._index and not self._outbox:
             return len(updates)
         now_s = self._clock()
-        room = _LOOKED_AT_PER_TURN
+        room, crowd = self.bounds.looked_at_per_turn, self.bounds.crowd
         done = len(updates)
         for number, update in enumerate(updates):
             count = self._index.count(update.object)
-            if count > _CROWD:
+            if count > crowd:
                 self._tell_crowd(update)
                 continue
             room -= count
             if room < 0:
+                reached("fast path: others are looked at in a turn of their own")
                 done = number
                 break
             for session, seqno in self._index.of(update.object):
                 self._gathered += self._tell(session, seqno, update, now_s, self._outbox)
         if stamps:
             self._note_followed(updates[:done], stamps, now_s)
-        if self._gathered >= _GATHERED_MAX or (done == len(updates) and not more):
+        if self._gathered >= self.bounds.gathered_max or (done == len(updates) and not more):
             outbox, followed = self._outbox, self._followed
             self._outbox, self._followed, self._gathered = {}, {}, 0
-            self._send(outbox, now_s, followed)
+            notified, messages = self._send(outbox, now_s, followed)
+            self.notified += notified
+            self.messages += messages
         return done
 
     def _note_followed(self, updates: Sequence[Update], stamps: Sequence[Stamps], now_s: float) -> None:
@@ -158,7 +174,7 @@ class FastPath:
         told = (
             (session, entry)
             for one in stamps
-            if self._index.count(one.object) <= _CROWD
+            if self._index.count(one.object) <= self.bounds.crowd
             for session, _ in self._index.of(one.object)
             if (entry := session.outstanding.get((one.object, False))) is not None
         )
@@ -199,9 +215,10 @@ class FastPath:
             entries.append(entry)
         return True
 
-    def _send(self, outbox: _Outbox, now_s: float, followed: Mapping[Session, list[Outstanding]]) -> None:
-        """What is still owed of it: a session or a registration may have ended since it was looked at."""
+    def _send(self, outbox: _Outbox, now_s: float, followed: Mapping[Session, list[Outstanding]]) -> tuple[int, int]:
+        """What is still owed of it: a session or a registration may have ended since it was looked at. How many, in how many messages."""
         sent = self._unacknowledged.sent
+        notified = messages = 0
         for session, entries in outbox.items():
             outstanding = session.outstanding
             notifications = []
@@ -210,20 +227,25 @@ class FastPath:
                 if outstanding.get((entry.object, False)) is entry:
                     notifications.append(sent(session, entry, now_s))
             if notifications:
-                self._counters.sent_at_once += len(notifications)
+                notified += len(notifications)
+                messages += 1
                 self._speak(session, notify=notifications)
                 if followed and session in followed:
                     self._trails.sent(followed[session])
+        self._counters.sent_at_once += notified
+        return notified, messages
 
     def _tell_crowd(self, update: Update) -> None:
         """So many that others would wait: some in each turn of the loop, and of an object that changes meanwhile the newest version."""
         crowd = self._crowds.get(update.object)
         if crowd is not None:
             if crowd.newest.version < update.version:
+                reached("fast path: a crowd is told of the newest half way")
                 crowd.newest = update
-        elif len(self._crowds) < _CROWDS_MAX:
+        elif len(self._crowds) < self.bounds.crowds_max:
             self._crowds[update.object] = _Crowd(update)
-            if len(self._crowds) == 1:
+            if not self._tells_crowds:
+                self._tells_crowds = True
                 self._spawn(self._tell_crowds())
 
     async def _tell_crowds(self) -> None:
@@ -234,8 +256,9 @@ class FastPath:
                     began_s = self._clock()
                     if not self._tell_some(crowd):
                         del self._crowds[key]
-                    await asyncio.sleep(self._clock() - began_s)
+                    await asyncio.sleep(max(self._clock() - began_s, self.bounds.pause_s))
         finally:
+            self._tells_crowds = False
             self._crowds.clear()
 
     def _tell_some(self, crowd: _Crowd) -> bool:
@@ -245,19 +268,26 @@ class FastPath:
             if crowd.newest.version <= crowd.told:
                 return False
             crowd.told = crowd.newest.version
-            crowd.everyone, crowd.at = list(self._index.of(key)), 0
+            crowd.everyone, crowd.at = [session for session, _ in self._index.of(key)], 0
         outbox: _Outbox = {}
         now_s = self._clock()
-        for session, seqno in crowd.everyone[crowd.at : crowd.at + _TOLD_PER_TURN]:
-            if session.followed_at is not None:
+        until = crowd.at + self.bounds.told_per_turn
+        for session in crowd.everyone[crowd.at : until]:
+            seqno = self._index.registration(session, key)
+            if seqno is None:
+                reached("fast path: one of a crowd left before its turn")
+            else:
                 self._tell(session, seqno, crowd.newest, now_s, outbox)
         self._send(outbox, now_s, self._followed_in(crowd, outbox, now_s))
-        crowd.at += _TOLD_PER_TURN
+        if crowd.at:
+            reached("fast path: a crowd is told in turns")
+        crowd.at = until
         return crowd.at < len(crowd.everyone) or crowd.newest.version > crowd.told
 
     def _followed_in(self, crowd: _Crowd, outbox: _Outbox, now_s: float) -> Mapping[Session, list[Outstanding]]:
         """The last one of a turn, and of few turns, from the first to the last: who hears late is looked at as well."""
-        turn, turns = crowd.at // _TOLD_PER_TURN, -(-len(crowd.everyone) // _TOLD_PER_TURN)
+        size = self.bounds.told_per_turn
+        turn, turns = crowd.at // size, -(-len(crowd.everyone) // size)
         if crowd.stamps is None or not outbox or (turn + 1) * CLIENTS_MAX // turns == turn * CLIENTS_MAX // turns:
             return NOBODY
         session = next(reversed(outbox))

@@ -52,6 +52,16 @@ class Index:
                 assert session is not None
                 yield session, seqno
 
+    def registration(self, session: Session, key: ObjectKey) -> int | None:
+        """The seqno of the registration by which this session follows this object now."""
+        place, followers = session.place, self._followers.get(key)
+        if place is None or followers is None:
+            return None
+        if isinstance(followers, dict):
+            return followers.get(place)
+        at = _at(followers, place)
+        return None if at is None else int(_ENTRY.unpack_from(followers, at)[1])
+
     def set(self, session: Session, key: ObjectKey, seqno: int) -> None:
         place = session.place
         if place is None:

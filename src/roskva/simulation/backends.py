@@ -123,8 +123,12 @@ class Backend:
 
     async def _publish(self, name: bytes, serial: int, device: str) -> None:
         truth = self.world.truth[name]
-        update = {"application": "demo", "object": name.decode(), "version": truth.states[serial].version}
-        body = msgspec.json.encode({**update, "source": device} if device else update)
+        update = {"object": name.decode(), "version": truth.states[serial].version}
+        if device:
+            update["source"] = device
+        # As a request of several pieces: whichever of them is durable, the update is.
+        request = {"updates": [update] * 3} if self.world.knobs.tiny_turns else update
+        body = msgspec.json.encode({"application": "demo", **request})
         pause_s = 0.2
         while True:
             gateway = self.world.some_gateway(self.chance)

@@ -17,6 +17,7 @@ from roskva.gateway.publish import Publishing
 from roskva.gateway.routing import Party, Router
 from roskva.model import Stamps, Update
 from roskva.protocol.messages import Notify
+from roskva.registrar.fast import Bounds
 from roskva.registrar.members import Member, MemberView
 from roskva.registrar.rounds import TICK_S
 from roskva.registrar.service import Registrar
@@ -144,13 +145,17 @@ class SimulatedGateway:
         member = Member(self.member_id, self.address, self.address)
         self.membership = Membership(table, self.view, member, settings.member_heartbeat_s, clock=process.clock)
         self.membership.observers.append(self._members_changed)
-        gathering = Hinting(self.registrar.fast.updated, Rests(world.chance_for(f"rests of {self.member_id}")), process.clock)
+        turns = {"told_per_turn": 3, "waiting_max": 2} if world.knobs.tiny_turns else {}
+        gathering = Hinting(self.registrar.fast.updated, Rests(world.chance_for(f"rests of {self.member_id}")), process.clock, **turns)
         # Rests hide a little, as what else worlds of even seeds have none of.
-        self._tell: Callable[[Sequence[Update], Sequence[Stamps]], object] = (
+        self._tell_followed: Callable[[Sequence[Update], Sequence[Stamps]], object] = (
             gathering.hint if world.knobs.seed % 2 else self.registrar.fast.updated
         )
         hint = self._hint if settings.fast_path else None
         self._publishing = Publishing(settings, feed, epochs.of, self.metrics, clock=process.clock, hint=hint, trails=self.registrar.trails)
+        if world.knobs.tiny_turns:
+            self.registrar.fast.bounds = Bounds(crowd=2, told_per_turn=1, looked_at_per_turn=2, gathered_max=3, pause_s=0.05, crowds_max=2)
+            self._publishing.large_bytes, self._publishing.piece = 0, 2
         self.intake = Intake(settings.publish_waiting_bytes_max, self.metrics, lambda: self.registrar.room.pressed)
         stores = world.stores
         self._commands = Commands(
@@ -203,6 +208,11 @@ class SimulatedGateway:
     def _hinted(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
         self.registrar.trails.noted(stamps)
         self._tell(updates, stamps)
+
+    def _tell(self, updates: Sequence[Update], stamps: Sequence[Stamps]) -> None:
+        followed, of_these = self.registrar.fast.followed(updates, stamps)
+        if followed:
+            self._tell_followed(followed, of_these)
 
     def press(self, reason: str) -> None:
         """As gateway.memory does when memory is short, and when it is not any more."""

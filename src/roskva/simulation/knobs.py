@@ -44,6 +44,7 @@ FAULTS: Final = (*_OF_OLD, *_OF_OPERATORS, *_OF_PRESSURE)
 LOSSES: Final = frozenset({"row forgets", "lose registrar partition", "lose matcher partition", "lose feed partition", "lose everything"})
 _SIZES: Final = {"tiny": 60, "small": 100, "middling": 40, "wide": 10, "vast": 0.3}
 _DAY_S: Final = 86_400.0
+_TINY_TURNS: Final = 0.2  # the part of worlds with odd seeds in which a turn of the loop does little
 _FAST: Final = 0.4  # the part of worlds with the fast path: it hides what the pipeline does wrong
 _SWEPT: Final = 0.24  # the part of worlds with odd seeds that are swept
 _SIGNED_OUT: Final = 0.04  # the part of worlds in which clients sign out
@@ -98,6 +99,7 @@ class Knobs:
     unfinished_max: int = 100_000
     publish_waiting_bytes_max: int = 1 << 26
     fast_path: bool = False
+    tiny_turns: bool = False  # the fast path is told, and publishes are written, little by little
     notify_interval_ms: int = 0  # of the application
     own_interval_ms: int = 0  # some registrations state this one, some twice as much, some none
     sign_out_pause_s: float = 0.0  # between two clients that sign out, on average; 0: nobody does
@@ -171,7 +173,9 @@ def draw(seed: int) -> Knobs:
     )
     more = _with_sign_outs(_with_more(old, calm, large, size == "vast", Random(f"more knobs {seed}")), Random(f"{_SIGN_OUTS} {seed}"))
     # From dice of its own, too.
-    return _with_intervals(replace(more, fast_path=Random(f"fast path {seed}").random() < _FAST), Random(f"intervals {seed}"))
+    tiny_turns = seed % 2 == 1 and Random(f"tiny turns {seed}").random() < _TINY_TURNS
+    fast = replace(more, fast_path=Random(f"fast path {seed}").random() < _FAST, tiny_turns=tiny_turns)
+    return _with_intervals(fast, Random(f"intervals {seed}"))
 
 
 def _with_more(knobs: Knobs, calm: bool, large: bool, vast: bool, chance: Random) -> Knobs:

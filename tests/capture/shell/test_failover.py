@@ -67,9 +67,9 @@ async def test_a_publisher_whose_datastore_fails_gives_its_flows_away_and_gets_t
 
 async def test_a_publisher_keeps_its_flows_though_it_cannot_read_if_nobody_else_can(tmp_path: Path, logs: dict[str, NumberLog]) -> None:
     watching = Watching(2)
-    async with publisher(tmp_path, logs, "p1") as first, publisher(tmp_path, logs, "p2") as second, subscriber(tmp_path, watching):
+    async with publisher(tmp_path, logs, "p1") as first, publisher(tmp_path, logs, "p2"), subscriber(tmp_path, watching):
         logs["p1"].append(10)
-        await until(lambda: watching.has_all(10) and len(first.owning.held) == 2)
+        await until(lambda: watching.has_all(10) and len(first.owning.held) == 2 and "p2" in first.owning.peers.able)
         held = dict(first.owning.held)
         logs["p2"].fails = True
         await until(lambda: "p2" not in first.owning.peers.able, what="p1 knows that p2 cannot read")

@@ -43,7 +43,7 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
             ),
             Edit(
                 "gateway.publish",
-                "        await self._append(application, form, valid, outcomes, at)\n",
+                "        await self._append(application, form, valid, outcomes, at if sampled else None)\n",
                 """\
         for index, (name, value, _, _) in valid:
             version = msgspec.json.decode(value)["version"]
@@ -51,7 +51,7 @@ OF_THE_MATCHER: Final[tuple[Mutant, ...]] = (
                 outcomes[index] = Unavailable("A later version was published.")
             self._latest[name] = max(version, self._latest.get(name, 0))
         valid = [item for item in valid if outcomes[item[0]] is None]
-        await self._append(application, form, valid, outcomes, at)
+        await self._append(application, form, valid, outcomes, at if sampled else None)
 """,
             ),
         ),
