@@ -62,8 +62,8 @@ class MysqlStore(BinlogStore[Log, MysqlSettings]):
         return super()._meaning(position, refused)
 
     def _retained(self, log: Log) -> Retained:
-        """While something is being committed, a flow may stand beyond the end for a good reason."""
-        return super()._retained(log)._replace(follows=log.follows if log.ends_as_it_says else None)
+        """While something is being committed, it may have been read already: then this end is behind, as that of a replica."""
+        return super()._retained(log)._replace(follows=log.follows or not log.ends_as_it_says)
 
     def _log(self, statements: Session) -> Log:
         log = Log(statements, self.settings, self._remembered, self._known_source)
