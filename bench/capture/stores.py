@@ -23,14 +23,17 @@ from roskva.capture.stores.file_log import FileLog
 from roskva.capture.stores.opening import datastore_of
 from roskva.capture.stores.rocksdb_library import RocksDB, library_path
 from roskva.capture.updates import Operation, Value
+from tests.capture.stores.servers_binlog import BinlogServer
 from tests.capture.stores.servers_mariadb import MariadbServer
+from tests.capture.stores.servers_mysql import PROGRAMS as MYSQL
+from tests.capture.stores.servers_mysql import MysqlServer
 from tests.capture.stores.servers_postgres import PostgresServer, directory_for_postgres
 
 DATABASE: Final = "bench"
 TABLE: Final = "documents"
 ROW: Final = "id bigint, owner, amount and updated_at of their kinds, and a title of 32 characters"
 POSTGRES_SETTINGS: Final = {"fsync": "on", "shared_buffers": "256MB", "min_wal_size": "1GB", "max_wal_size": "8GB"}
-MARIADB_OPTIONS: Final = ("--innodb-buffer-pool-size=256M", "--max-binlog-size=1G")
+BINLOG_OPTIONS: Final = ("--innodb-buffer-pool-size=256M", "--max-binlog-size=1G")
 _UNSYNCED: Final = ("SET GLOBAL sync_binlog = 0", "SET GLOBAL innodb_flush_log_at_trx_commit = 0")  # while a backlog is written
 _TITLE: Final = "the title of row number "
 # Of the rows from %s to %s; owners say of which shard each is.
@@ -136,28 +139,40 @@ def postgres_store() -> Iterator[Store]:
 def mariadb_store() -> Iterator[Store]:
     if not Path("/usr/sbin/mariadbd").exists():
         raise BenchFailed("There is no MariaDB server: install it (Debian: mariadb-server).")
-    with tempfile.TemporaryDirectory(prefix="roskva-mariadb-") as folder:
-        server = MariadbServer(Path(folder), options=MARIADB_OPTIONS)
+    with _binlog_store("mariadb", MariadbServer) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def mysql_store() -> Iterator[Store]:
+    if not (MYSQL / "bin" / "mysqld").exists():
+        raise BenchFailed("There is no MySQL server: scripts/setup.sh test installs one, on linux x86_64.")
+    with _binlog_store("mysql", MysqlServer) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def _binlog_store(kind: str, made: type[BinlogServer]) -> Iterator[Store]:
+    with tempfile.TemporaryDirectory(prefix=f"roskva-{kind}-") as folder:
+        server = made(Path(folder), options=BINLOG_OPTIONS)
         server.start()
         try:
             columns = "id bigint PRIMARY KEY, owner integer, amount integer, title varchar(64), updated_at datetime(6)"
             server.run(f"CREATE DATABASE {DATABASE}", f"CREATE TABLE {DATABASE}.{TABLE} ({columns})")
             assert server.process is not None
-            settings = {"kind": "mariadb", "port": server.port, "user": "root"}
-            yield Store("mariadb", settings, lambda rows, per_commit: _fill_mariadb(server, rows, per_commit), (server.process.pid,))
+            settings = {"kind": kind, "port": server.port, "user": "root"}
+            yield Store(kind, settings, lambda rows, per_commit: _fill_binlog(server, rows, per_commit), (server.process.pid,))
         finally:
             server.kill()
 
 
-def _fill_mariadb(server: MariadbServer, rows: int, per_commit: int) -> None:
+def _fill_binlog(server: BinlogServer, rows: int, per_commit: int) -> None:
     server.run(*_UNSYNCED)
     with closing(server.connect(DATABASE)) as connection, connection.cursor() as cursor:
         for first in range(1, rows + 1, per_commit):
-            upto = min(first + per_commit - 1, rows)
-            cursor.execute(
-                f"INSERT INTO {TABLE} SELECT seq, seq % 1000, seq % 97, CONCAT('{_TITLE}', LPAD(seq, 8, '0')), NOW(6)"
-                f" FROM seq_{first}_to_{upto}"
-            )
+            numbers = range(first, min(first + per_commit, rows + 1))
+            values = ", ".join(f"({seq}, {seq % 1000}, {seq % 97}, '{_TITLE}{seq:08d}', NOW(6))" for seq in numbers)
+            cursor.execute(f"INSERT INTO {TABLE} VALUES {values}")
 
 
 @contextlib.contextmanager

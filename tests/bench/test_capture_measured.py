@@ -29,11 +29,13 @@ from roskva.capture.settings import settings_of
 from roskva.capture.stores.rocksdb_library import library_path
 from roskva.capture.subscriber import Shard
 from roskva.capture.updates import Change, Operation, Update
+from tests.capture.stores.servers_mysql import PROGRAMS as MYSQL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 MISSING = {
     "mariadb": not Path("/usr/sbin/mariadbd").exists(),
+    "mysql": not (MYSQL / "bin" / "mysqld").exists(),
     "rocksdb": library_path() is None,
 }
 

@@ -114,7 +114,7 @@ def test_help_of_capture_names_every_command(capsys: pytest.CaptureFixture[str])
     assert all(f"    {command}" in text for command in COMMANDS)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb", "rocksdb", "files"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql", "rocksdb", "files"])
 def test_the_example_is_a_file_that_can_be_used(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "example", kind]) == 0
     settings = settings_of(tomllib.loads(capsys.readouterr().out))

@@ -32,7 +32,9 @@ from roskva.capture.stores.file_log import FileLog
 from roskva.capture.subscriber import Callbacks, Subscriber
 from roskva.capture.updates import Operation, Update
 from roskva.cli import main, processes
+from tests.capture.stores.servers_binlog import BinlogServer
 from tests.capture.stores.servers_mariadb import MariadbServer
+from tests.capture.stores.servers_mysql import MysqlServer
 from tests.capture.stores.servers_postgres import PostgresServer, directory_for_postgres
 
 pytestmark = pytest.mark.timeout(120)
@@ -294,16 +296,24 @@ data = "{folder}/data"
             server.stop()
 
 
-def test_a_mariadb_is_checked_read_and_waited_for(folder: Path) -> None:
-    database = folder / "mariadb"
+@pytest.mark.parametrize(
+    ("kind", "made", "rights"),
+    [
+        ("mariadb", MariadbServer, "REPLICATION SLAVE, BINLOG MONITOR, SLAVE MONITOR, SELECT"),
+        ("mysql", MysqlServer, "REPLICATION SLAVE, REPLICATION CLIENT, SELECT"),
+    ],
+    ids=["mariadb", "mysql"],
+)
+def test_a_binary_log_is_checked_read_and_waited_for(folder: Path, kind: str, made: type[BinlogServer], rights: str) -> None:
+    database = folder / kind
     database.mkdir()
-    server = MariadbServer(database)
+    server = made(database)
     address = f"127.0.0.1:{free_port()}"
     try:
         server.start()
         server.run(
             "CREATE USER roskva@'%' IDENTIFIED BY 'secret'", "CREATE DATABASE shop",
-            "GRANT REPLICATION SLAVE, BINLOG MONITOR, SLAVE MONITOR, SELECT ON *.* TO roskva@'%'",
+            f"GRANT {rights} ON *.* TO roskva@'%'",
             "CREATE TABLE shop.folders (id INT PRIMARY KEY)",
             "CREATE TABLE shop.documents (id INT PRIMARY KEY, title TEXT, folder INT, FOREIGN KEY (folder) REFERENCES folders (id))",
             "CREATE TABLE shop.others (id INT PRIMARY KEY, folder INT, FOREIGN KEY (folder) REFERENCES folders (id) ON DELETE CASCADE)",
@@ -313,7 +323,7 @@ def test_a_mariadb_is_checked_read_and_waited_for(folder: Path) -> None:
 [dataset]
 name = "shop"
 [datastore]
-kind = "mariadb"
+kind = "{kind}"
 port = {server.port}
 user = "roskva"
 password = "secret"

@@ -1,6 +1,6 @@
 """A datastore's log, as capture reads it. The contract that every datastore keeps.
 
-Datastores: stores/postgres, stores/mariadb, stores/rocksdb.py, stores/files.py. Contract tests: tests/capture/stores/contract.py. Calls
+Datastores: stores/postgres, mariadb, mysql, rocksdb.py, files.py. Contract tests: tests/capture/stores/contract.py. Calls
 block, and are made from threads; a datastore is safe from several, a reader belongs to one. Nothing here is told of applications,
 shards, filters or flows: whoever reads gets everything, once for all who want it.
 """

@@ -65,25 +65,42 @@ class Postgres:
 
 
 @dataclass(frozen=True, slots=True)
-class Mariadb:
-    """kind = "mariadb" """
+class BinlogServer:
+    """What MariaDB and MySQL have in common."""
 
     host: str = setting("127.0.0.1", "The server, which writes a row-based binary log.")
     port: int = setting(3306, "Its port.", least=1, most=PORT_MAX)
     unix_socket: str = setting("", "Its socket, instead of host and port.", example="/run/mysqld/mysqld.sock")
-    user: str = setting("roskva", "A user with REPLICATION SLAVE, REPLICATION CLIENT (BINLOG MONITOR) and SELECT.")
+    user: str = setting("roskva", "A user with REPLICATION SLAVE, REPLICATION CLIENT (in MariaDB: BINLOG MONITOR) and SELECT.")
     password: str = setting("", "Its password; better in a file.", secret=True, example="secret")
-    password_file: str = setting("", "A file that holds it.", example="/etc/roskva/mariadb-password")
+    password_file: str = setting("", "A file that holds it.", example="/etc/roskva/database-password")
     tls_ca: str = setting(
         "", "A file of certificates: the connection is encrypted, and the server must show one of theirs.", example="/etc/ssl/db.pem"
     )
-    domain: int = setting(0, "The GTID domain of the data.", least=0, most=2**32 - 1)
     event_bytes_max: int = setting(
         256 * 2**20, "Of one event of the log, which has whole rows: a larger one is refused. Memory for one is needed.", least=2**20
     )
     prepared_xa_counts: bool = setting(
         False, "Whether rows of an XA transaction are told when it is prepared; if not, a log that has one is refused."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Mariadb(BinlogServer):
+    """kind = "mariadb" """
+
+    domain: int = setting(0, "The GTID domain of the data.", least=0, most=2**32 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mysql(BinlogServer):
+    """kind = "mysql" """
+
+    source: str = setting(
+        "", "server_uuid of the server that is written to; none: the only one of which there are commits.",
+        pattern="[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", form="a UUID, as SELECT @@server_uuid says it",
+        example="3e11fa47-71ca-11e1-9e33-c80aa9429562",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +121,10 @@ class Files:
     database: str = setting("files", "How the database is called in filters.")
 
 
-Datastore: TypeAlias = Postgres | Mariadb | Rocksdb | Files
-DATASTORES: Final[Mapping[str, type[Datastore]]] = {"postgres": Postgres, "mariadb": Mariadb, "rocksdb": Rocksdb, "files": Files}
+Datastore: TypeAlias = Postgres | Mariadb | Mysql | Rocksdb | Files
+DATASTORES: Final[Mapping[str, type[Datastore]]] = {
+    "postgres": Postgres, "mariadb": Mariadb, "mysql": Mysql, "rocksdb": Rocksdb, "files": Files,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The settings of capture: `capture.toml`, read and checked. sections.py has every setting, with its default and when to change it.
 
     [dataset]              what the data is called, and how it is divided into shards
-    [datastore]            where its log is read: kind = "postgres", "mariadb", "rocksdb" or "files", each with keys of its own
+    [datastore]            where its log is read: kind = "postgres", "mariadb", "mysql", "rocksdb" or "files", each with keys of its own
     [publisher]            what reads it, beside the database, and what that may use
     [applications.NAME]    who subscribes, to what, and from where on
     [roskva]               Roskva as one of these, with a [[roskva.mapping]] for each table
@@ -29,11 +29,13 @@ from roskva.capture.positions import position_from_text
 from roskva.capture.sections import (
     DATASTORES,
     Application,
+    BinlogServer,
     CaptureSettings,
     Dataset,
     Datastore,
     Files,
     Mariadb,
+    Mysql,
     Postgres,
     Publisher,
     Rocksdb,
@@ -50,10 +52,12 @@ __all__ = [
     "DATASTORES",
     "FILE_NAME",
     "Application",
+    "BinlogServer",
     "CaptureSettings",
     "Dataset",
     "Files",
     "Mariadb",
+    "Mysql",
     "Postgres",
     "Publisher",
     "Rocksdb",
@@ -167,10 +171,9 @@ def _datastore(given: Any) -> Datastore:
         raise InvalidSetting("datastore must be a table.")
     kind = given.get("kind")
     if not isinstance(kind, str) or kind not in DATASTORES:
-        hint = " (MariaDB is read, MySQL itself is not)" if kind == "mysql" else ""
-        raise InvalidSetting(f"datastore.kind must be one of {', '.join(DATASTORES)}, not {str(kind)[:64]!r}{hint}.")
+        raise InvalidSetting(f"datastore.kind must be one of {', '.join(DATASTORES)}, not {str(kind)[:64]!r}.")
     found = table_of(DATASTORES[kind], {name: value for name, value in given.items() if name != "kind"}, "datastore")
-    if isinstance(found, Mariadb) and found.password_file:
+    if isinstance(found, BinlogServer) and found.password_file:
         return replace(found, password=_secret(found.password, found.password_file, "datastore.password"))
     return found
 
@@ -274,7 +277,7 @@ def example(kind: str = "postgres") -> str:
 # Other rules for some tables: [dataset.tables], then for each NAME = "id % 64".
 
 [datastore]
-# postgres, mariadb, rocksdb or files.
+# postgres, mariadb, mysql, rocksdb or files.
 kind = "{kind}"
 {written(DATASTORES[kind], given.get(kind, {}))}
 

@@ -21,7 +21,7 @@ from roskva.capture.interface import Datastore, Finding
 from roskva.capture.mapping import Rule
 from roskva.capture.running.places import CONTROL, check_places, datamarkers_of
 from roskva.capture.running.tls import for_publisher, for_subscriber
-from roskva.capture.settings import CaptureSettings, Mariadb, Postgres, load
+from roskva.capture.settings import BinlogServer, CaptureSettings, Postgres, load
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, in_bytes, log_share
 from roskva.cli.capture_check_roskva import databases_findings, published_finding, subscription_findings
@@ -208,13 +208,13 @@ def _mappings(settings: CaptureSettings) -> Iterator[Finding]:
     rules = () if settings.roskva is None else settings.roskva.mapping
     if not rules:
         return
-    if not isinstance(settings.datastore, Postgres | Mariadb):
+    if not isinstance(settings.datastore, Postgres | BinlogServer):
         yield Finding("the mapping cannot be tried: this datastore does not say which columns its rows have", True)
         return
     for table in dict.fromkeys(table for rule in rules for table in rule.tables):
         try:
             seen = (
-                _postgres_table(settings.datastore, table) if isinstance(settings.datastore, Postgres) else _mariadb_table(settings, table)
+                _postgres_table(settings.datastore, table) if isinstance(settings.datastore, Postgres) else _binlog_table(settings, table)
             )
         except RoskvaError as error:
             yield Finding(f"the table {table} of the mapping can be looked at", False, error.what, error.advice)
@@ -301,13 +301,13 @@ def _postgres_table(store: Postgres, table: str) -> TableSeen | None:
     return TableSeen(columns, frozenset(column for column, _, there in rows if there), f"ALTER TABLE {exact} REPLICA IDENTITY FULL")
 
 
-def _mariadb_table(settings: CaptureSettings, table: str) -> TableSeen | None:
+def _binlog_table(settings: CaptureSettings, table: str) -> TableSeen | None:
     """In whatever database: a mapping names tables alone. The row image of its log is whole, or `check` of the datastore says otherwise."""
-    from roskva.capture.stores.mariadb import MariadbStore
-    from roskva.capture.stores.mariadb.protocol import session
+    from roskva.capture.stores.binlog.protocol import session
+    from roskva.capture.stores.binlog.store import BinlogStore
 
     store = datastore_of(settings)
-    assert isinstance(store, MariadbStore)
+    assert isinstance(store, BinlogStore)
     with session(store.settings) as statements:
         rows = statements.rows("SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS WHERE TABLE_NAME = %s", (table,))
     columns = {str(column): str(kind) for column, kind in rows}
@@ -316,13 +316,13 @@ def _mariadb_table(settings: CaptureSettings, table: str) -> TableSeen | None:
 
 def _cascades(settings: CaptureSettings) -> Iterator[Finding]:
     """Of the tables that any application may be told of, by what its filter says of tables."""
-    if not isinstance(settings.datastore, Mariadb):
+    if not isinstance(settings.datastore, BinlogServer):
         return
-    from roskva.capture.stores.mariadb import MariadbStore
-    from roskva.capture.stores.mariadb.cascades import check_cascades
+    from roskva.capture.stores.binlog.cascades import check_cascades
+    from roskva.capture.stores.binlog.store import BinlogStore
 
     store = datastore_of(settings)
-    assert isinstance(store, MariadbStore)
+    assert isinstance(store, BinlogStore)
     filters = [for_tables(application.wanted) for application in settings.applications.values()]
     try:
         yield from check_cascades(store.settings, lambda database, table: any(passes(database, table) for passes in filters))

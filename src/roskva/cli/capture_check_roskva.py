@@ -52,12 +52,12 @@ def published_finding(store: Postgres, table: str, exact: str) -> Finding:
 
 
 def databases_findings(settings: CaptureSettings, table: str) -> Iterator[Finding]:
-    """A mapping names tables of a MariaDB without their database: one of the same name elsewhere would be taken for it."""
-    from roskva.capture.stores.mariadb import MariadbStore
-    from roskva.capture.stores.mariadb.protocol import session
+    """A mapping names tables of MariaDB and MySQL without their database: one of the same name elsewhere would be taken for it."""
+    from roskva.capture.stores.binlog.protocol import session
+    from roskva.capture.stores.binlog.store import BinlogStore
 
     given, store = settings.roskva, datastore_of(settings)
-    assert isinstance(store, MariadbStore)
+    assert isinstance(store, BinlogStore)
     assert given is not None
     with session(store.settings) as statements:
         rows = statements.rows("SELECT TABLE_SCHEMA FROM information_schema.TABLES WHERE TABLE_NAME = %s ORDER BY 1", (table,))

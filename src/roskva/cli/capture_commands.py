@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from roskva.cli.options import add_command
 
-DATASTORES: Final = ("postgres", "mariadb", "rocksdb", "files")
+DATASTORES: Final = ("postgres", "mariadb", "mysql", "rocksdb", "files")
 _FLOW: Final = "APPLICATION for all its shards, or APPLICATION/SHARD"
 
 

@@ -208,8 +208,8 @@ def test_what_does_not_fit_is_refused_with_its_path(text: str, says: str) -> Non
         ({}, "The section [dataset] must be given"),
         ({"dataset": {"name": "x"}}, "The section [datastore] must be given"),
         ({"dataset": {}, "datastore": {"kind": "files", "path": "x"}}, "dataset.name must be given: what the data is called"),
-        ({"dataset": {"name": "x"}, "datastore": {}}, "datastore.kind must be one of postgres, mariadb, rocksdb, files"),
-        ({"dataset": {"name": "x"}, "datastore": {"kind": "mysql"}}, "MariaDB is read, MySQL itself is not"),
+        ({"dataset": {"name": "x"}, "datastore": {}}, "datastore.kind must be one of postgres, mariadb, mysql, rocksdb, files"),
+        ({"dataset": {"name": "x"}, "datastore": {"kind": "mysql", "source": "db1"}}, "a UUID, as SELECT @@server_uuid says it"),
         ({"dataset": {"name": "x"}, "datastore": {"kind": "postgres"}}, "datastore.dsn must be given"),
         ({"dataset": {"name": "x"}, "datastore": {"kind": "files", "path": "x", "host": "y"}}, "There is no setting datastore.host"),
         (

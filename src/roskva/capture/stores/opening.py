@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from roskva.address import is_loopback
 from roskva.capture.interface import Datastore
-from roskva.capture.settings import CaptureSettings, Files, Mariadb, Postgres, Rocksdb
+from roskva.capture.settings import BinlogServer, CaptureSettings, Files, Mariadb, Mysql, Postgres, Rocksdb
 from roskva.errors import RoskvaError
 
 
@@ -24,20 +25,11 @@ def datastore_of(settings: CaptureSettings) -> Datastore:
     if isinstance(store, Mariadb):
         from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
 
-        return MariadbStore(
-            MariadbSettings(
-                dataset=settings.dataset.name,
-                host=store.host,
-                port=store.port,
-                unix_socket=store.unix_socket,
-                user=store.user,
-                password=store.password,
-                tls_ca=store.tls_ca,
-                domain=store.domain,
-                event_bytes_max=store.event_bytes_max,
-                prepared_xa_counts=store.prepared_xa_counts,
-            )
-        )
+        return MariadbStore(MariadbSettings(**_server(store, settings.dataset.name), domain=store.domain))
+    if isinstance(store, Mysql):
+        from roskva.capture.stores.mysql import MysqlSettings, MysqlStore
+
+        return MysqlStore(MysqlSettings(**_server(store, settings.dataset.name), source=store.source))
     if isinstance(store, Rocksdb):
         from roskva.capture.stores.rocksdb import RocksDBDatastore
 
@@ -50,12 +42,18 @@ def datastore_of(settings: CaptureSettings) -> Datastore:
     return FileDatastore(store.path, store.database)
 
 
+def _server(store: BinlogServer, dataset: str) -> dict[str, Any]:
+    """What a store of MariaDB and one of MySQL are told alike."""
+    same = ("host", "port", "unix_socket", "user", "password", "tls_ca", "event_bytes_max", "prepared_xa_counts")
+    return {"dataset": dataset, **{name: getattr(store, name) for name in same}}
+
+
 def place_of_disk(settings: CaptureSettings) -> Path | None:
     """A path on the disk that the datastore's log fills; None: it is on another machine, or does not say. Blocks."""
     store = settings.datastore
     if isinstance(store, Files | Rocksdb):
         return store.path
-    return _place_of_postgres(store) if isinstance(store, Postgres) else None  # no setting of MariaDB's keeps a log for us
+    return _place_of_postgres(store) if isinstance(store, Postgres) else None  # nothing in MariaDB or MySQL keeps a log for us
 
 
 def _place_of_postgres(store: Postgres) -> Path | None:

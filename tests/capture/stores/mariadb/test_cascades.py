@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from roskva.capture.interface import Finding
+from roskva.capture.stores.binlog.cascades import check_cascades, rules_of
 from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
-from roskva.capture.stores.mariadb.cascades import check_cascades, rules_of
 from roskva.capture.updates import Operation
-from tests.capture.stores.mariadb.reading import read_to
+from tests.capture.stores.binlog.reading import read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
 
 PARENT = "CREATE TABLE documents (id INT PRIMARY KEY)"

@@ -9,11 +9,8 @@ from roskva.capture.settings import settings_of
 from roskva.capture.stores.mariadb import MariadbSettings, MariadbStore
 from roskva.cli.capture_check_roskva import databases_findings
 from roskva.errors import InvalidSetting
+from tests.capture.stores.binlog.findings import check_that_it_is_named, wrong
 from tests.capture.stores.servers_mariadb import MariadbServer
-
-
-def wrong(findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if not finding.ok]
 
 
 def test_a_server_that_is_set_up_well_is_found_well(store: MariadbStore) -> None:
@@ -35,14 +32,7 @@ def test_a_server_that_is_set_up_well_is_found_well(store: MariadbStore) -> None
 def test_a_setting_that_is_wrong_is_named_with_what_mends_it(
     server: MariadbServer, store: MariadbStore, variable: str, bad: str, good: str
 ) -> None:
-    server.run(f"SET GLOBAL {variable} = {bad}")
-    try:
-        (finding,) = wrong(store.check())
-    finally:
-        server.run(f"SET GLOBAL {variable} = {good}")
-    assert finding.what == f"{variable} = {bad.strip(chr(39))}"
-    assert f"SET GLOBAL {variable} = {good}" in finding.do
-    assert finding.means
+    check_that_it_is_named(server, store, variable, bad, good)
 
 
 def test_a_log_that_is_kept_too_short_is_a_finding(server: MariadbServer, store: MariadbStore) -> None:

@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from contextlib import closing
-
 import pytest
 
-from roskva.capture.interface import Datastore
-from roskva.capture.positions import Position
 from roskva.capture.stores.mariadb import MariadbStore
-from roskva.capture.updates import Change, Value
-from tests.capture.stores.contract import Contracted, DatastoreContract, Row
+from tests.capture.stores.binlog.contracted import BinlogContracted
+from tests.capture.stores.contract import Contracted, DatastoreContract
 from tests.capture.stores.servers_mariadb import MariadbServer
 
-CUT_S_MAX = 20.0
-COLUMNS = {int: "i", float: "f", str: "s", bytes: "b"}
 
+class MariadbContracted(BinlogContracted):
+    def _store(self) -> MariadbStore:
+        assert isinstance(self.server, MariadbServer)
+        return MariadbStore(self.server.settings(statement_s_max=0.0, heartbeat_s=0.5))
 
-class MariadbContracted:
-    values: Sequence[Value] = [
-        None,
-        0,
-        -(2**63),
-        2**63 - 1,
-        0.5,
-        -1e300,
-        "",
-        "Þjálfi \x00 \U0001f41d",
-        "x" * 70_000,
-        b"",
-        b"\x00\xff\xfe" * 30_000,
-    ]
-
-    def __init__(self, server: MariadbServer, database: str) -> None:
-        self.server = server
-        self.database = database
-        server.run("CREATE TABLE t (k BIGINT PRIMARY KEY, i BIGINT, f DOUBLE, s LONGTEXT, b LONGBLOB)", database=database)
-
-    def open(self) -> Datastore:
-        store = MariadbStore(self.server.settings(statement_s_max=0.0, heartbeat_s=0.5))
-        store.prepare()
-        return store
-
-    def commit(self, rows: Sequence[Row]) -> None:
-        with closing(self.server.connect(self.database)) as connection, connection.cursor() as cursor:
-            connection.begin()
-            for row in rows:
-                column = COLUMNS.get(type(row.value), "i")
-                cursor.execute(f"INSERT INTO t (k, {column}) VALUES (%s, %s)", (row.key, row.value))
-            connection.commit()
-
-    def row_of(self, change: Change) -> Row | None:
-        if (change.database, change.table) != (self.database, "t"):
-            return None
-        key = change.key["k"]
-        assert isinstance(key, int)
-        filled = [value for name, value in change.columns.items() if name != "k" and value is not None]
-        return Row(key, filled[0] if filled else None)
-
-    def restart(self) -> None:
-        self.server.kill()
-        self.server.start()
-
-    def cut(self) -> None:
-        """A file that somebody reads is not dropped, and the server notices a moment later that nobody does any more."""
-        self.server.run("FLUSH BINARY LOGS")
-        until_s = time.monotonic() + CUT_S_MAX
-        while len(files := self.server.rows("SHOW BINARY LOGS")) > 1:
-            assert time.monotonic() < until_s
-            self.server.run(f"PURGE BINARY LOGS TO '{files[-1][0]}'")
-            time.sleep(0.05)
-
-    def never_had(self) -> Position:
+    def _last(self) -> int:
         (gtid,) = self.server.rows("SELECT @@gtid_binlog_pos")[0]
-        return Position(0, int(gtid.rpartition("-")[2]) + 1000)
+        return int(gtid.rpartition("-")[2])
 
 
 class TestMariadb(DatastoreContract):

@@ -10,11 +10,11 @@ import pymysql
 import pytest
 
 from roskva.capture.positions import Position
+from roskva.capture.stores.binlog.reading import BinlogReader
 from roskva.capture.stores.mariadb import MariadbStore
-from roskva.capture.stores.mariadb.reading import MariadbReader
 from roskva.capture.updates import Change
 from roskva.errors import DatastoreUnavailable
-from tests.capture.stores.mariadb.reading import read_to
+from tests.capture.stores.binlog.reading import read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
 
 KILLS = 3
@@ -54,7 +54,7 @@ class Writer(threading.Thread):
             return
 
 
-def read_until_killed(server: MariadbServer, reader: MariadbReader, batches: int) -> list[Change]:
+def read_until_killed(server: MariadbServer, reader: BinlogReader, batches: int) -> list[Change]:
     found: list[Change] = []
     for number in range(BATCHES_MAX):
         if number == batches:

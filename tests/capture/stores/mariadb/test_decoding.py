@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 
 import pytest
@@ -13,52 +12,36 @@ from roskva.capture.flows import Routed, Terms
 from roskva.capture.limits import Limits
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import BEGINNING, WHOLE, Position
-from roskva.capture.stores.mariadb.decoding import FORMAT, GTID, INCIDENT, QUERY, ROTATE, TABLE_MAP, XID, Decoder, rotated_to
-from roskva.capture.stores.mariadb.tables import Described
+from roskva.capture.stores.binlog.decoding import INCIDENT, ROTATE, TABLE_MAP, XID, rotated_to
+from roskva.capture.stores.mariadb.decoding import GTID, MariadbDecoder
 from roskva.capture.updates import Change, Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, RoskvaError
 from tests.capture.core.stage import of
+from tests.capture.stores.binlog.events import CODECS, FORMATTED, event, nobody_describes, statement
 from tests.capture.stores.mariadb.recorded import EVENTS
 
-CODECS = {8: "cp1252", 33: "utf-8", 45: "utf-8", 63: None}
 INSERTED, UPDATED = 23, 24
-RECORDED_MAP = next(event for event in EVENTS if event[4] == TABLE_MAP)
-RECORDED_ROWS = next(event for event in EVENTS if event[4] == INSERTED)
+RECORDED_MAP = next(one for one in EVENTS if one[4] == TABLE_MAP)
+RECORDED_ROWS = next(one for one in EVENTS if one[4] == INSERTED)
 
 
-def nobody_describes(database: str, table: str) -> Described | None:
-    raise AssertionError(f"{database}.{table} is described in the log")
-
-
-def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False, last: int = 0) -> Decoder:
-    return Decoder(after, 0, CODECS, nobody_describes, prepared_xa_counts, last)
+def decoder(after: Position = BEGINNING, prepared_xa_counts: bool = False, last: int = 0) -> MariadbDecoder:
+    return MariadbDecoder(after, 0, CODECS, nobody_describes, prepared_xa_counts, last)
 
 
 def decoded(events: Iterable[bytes], after: Position = BEGINNING, whole_up_to: int | None = None) -> tuple[list[Change], Position]:
     decoding = decoder(after)
     decoding.file_begins(whole_up_to)
     changes: list[Change] = []
-    for event in events:
-        decoding.decode(event, changes)
+    for each in events:
+        decoding.decode(each, changes)
     return changes, decoding.reached
-
-
-def event(kind: int, body: bytes, stamp: int = 1_700_000_000) -> bytes:
-    bare = stamp.to_bytes(4, "little") + bytes([kind]) + bytes(4) + (19 + len(body) + 4).to_bytes(4, "little") + bytes(6) + body
-    return bare + zlib.crc32(bare).to_bytes(4, "little")
 
 
 def group(sequence: int, domain: int = 0, flags: int = 0) -> bytes:
     return event(GTID, sequence.to_bytes(8, "little") + domain.to_bytes(4, "little") + bytes([flags]) + bytes(6))
 
 
-def statement(text: str, database: str = "d", collation: int = 45) -> bytes:
-    status = b"\x00" + bytes(4) + b"\x01" + bytes(8) + b"\x06\x03std" + b"\x04" + collation.to_bytes(2, "little") + bytes(4)
-    head = bytes(8) + bytes([len(database)]) + bytes(2) + len(status).to_bytes(2, "little")
-    return event(QUERY, head + status + database.encode() + b"\0" + text.encode(CODECS[collation] or "ascii"))
-
-
-FORMATTED = event(FORMAT, (4).to_bytes(2, "little") + b"10.11.19-MariaDB".ljust(50, b"\0") + bytes(4) + b"\x13" + bytes(40) + b"\x01")
 MAPPED, ROWS, DONE = (event(each[4], each[19:-4]) for each in (RECORDED_MAP, RECORDED_ROWS, next(one for one in EVENTS if one[4] == XID)))
 
 
@@ -104,7 +87,7 @@ def test_any_bytes_in_a_table_map_or_a_row_are_an_error_and_no_endless_loop() ->
             body[place - 19] ^= 0x55
             strange = event(kept[4], bytes(body))
             events = [FORMATTED, group(3), strange if kept is MAPPED else MAPPED, ROWS if kept is MAPPED else strange]
-            decoding, changes = Decoder(BEGINNING, 0, CODECS, lambda database, table: None), list[Change]()
+            decoding, changes = MariadbDecoder(BEGINNING, 0, CODECS, lambda database, table: None), list[Change]()
             try:
                 for each in events:
                     decoding.decode(each, changes)

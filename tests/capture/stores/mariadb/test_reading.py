@@ -12,7 +12,7 @@ from roskva.capture.positions import WHOLE, Position
 from roskva.capture.stores.mariadb import MariadbStore
 from roskva.capture.updates import Operation
 from roskva.errors import CaptureRefused, DatastoreUnavailable
-from tests.capture.stores.mariadb.reading import batches_to, read_to
+from tests.capture.stores.binlog.reading import batches_to, read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
 
 

@@ -13,7 +13,7 @@ from roskva.capture.stores.mariadb import MariadbStore
 from roskva.capture.stores.mariadb.forks import RANGES_MAX, Fork, Known, Range, known_from
 from roskva.capture.stores.mariadb.witness import OwnMemory, Witness
 from roskva.errors import DatastoreUnavailable, LogCut, Unavailable, WrongHistory
-from tests.capture.stores.mariadb.reading import READ_S_MAX, read_to
+from tests.capture.stores.binlog.reading import READ_S_MAX, read_to
 from tests.capture.stores.servers_mariadb import MariadbServer
 
 A, B = 1, 2

@@ -1,16 +1,16 @@
 """MariaDB as a datastore of capture: its row-based binary log, read as a replica reads it (Wormhole 2.1 and 3.3.2).
 
+What it shares with MySQL is in `stores/binlog`. Its own:
+
 | module | what it is |
 |---|---|
 | `settings` | what must be known of a server |
-| `values`, `tables`, `images`, `statements`, `decoding` | pure: from the bytes of events to changes |
-| `protocol` | statements, and the stream of events, over pymysql's connection |
+| `decoding` | pure: groups that begin with a GTID of a domain, and compressed events |
 | `forks` | pure: numbers that were given twice, and which history a position is of |
 | `witness` | who wrote which commit, as far as it was seen, and kept for all publishers |
 | `locating` | the mapper: from a position to a place in this server's log |
-| `describing` | tables as they are now, for logs that do not say how they were |
-| `reading`, `store` | the reader, the datastore |
-| `checking`, `cascades` | `capture check` |
+| `store` | the datastore |
+| `checking` | `capture check` |
 
 A position is (history, sequence number of the GTID, row within its commit); the history is 0 until a primary is lost with commits that no
 replica had. What a user of it must know:
@@ -27,7 +27,6 @@ replica had. What a user of it must know:
 - A producer attaches keys to its transaction by inserting rows (name, value) into a table that is called `roskva_attach`; they go with all
   that follows in the transaction, and are no changes themselves. With ENGINE=BLACKHOLE the table stays empty:
   `CREATE TABLE roskva_attach (name VARCHAR(64) NOT NULL, value TEXT) ENGINE=BLACKHOLE`.
-- MySQL is refused: its GTIDs have no common order (docs/decisions/0036).
 """
 
 from roskva.capture.stores.mariadb.settings import MariadbSettings

@@ -12,21 +12,18 @@ Both work on every replica, whose files and offsets are its own.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from roskva.capture.positions import WHOLE, Position
+from roskva.capture.stores.binlog.files import Files, Remembered
+from roskva.capture.stores.binlog.protocol import Session, Start
 from roskva.capture.stores.mariadb.forks import history_of, undone
-from roskva.capture.stores.mariadb.protocol import Session, Start
 from roskva.capture.stores.mariadb.settings import MariadbSettings
 from roskva.capture.stores.mariadb.witness import Witness
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, WrongHistory
 
-FILES_REMEMBERED_MAX: Final = 4096  # lists of files, which never change; at the limit all are forgotten, and asked for again
-
 _GTID: Final = re.compile(r"(\d+)-(\d+)-(\d+)")
-_LIST_ROWS: Final = 5  # a file's list is among its first events
 
 
 class Servers(NamedTuple):
@@ -44,64 +41,37 @@ class Servers(NamedTuple):
         return max(self.last, key=lambda server: self.last[server])
 
 
-class Remembered:
-    """The lists at the beginnings of files that are written no more, for all calls of one datastore. RESET MASTER gives the names of files
-    again: a file of another size is another one, and a list that is ahead of the log is of a log that is gone.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lists: dict[tuple[str, int], Servers] = {}
-
-    def get(self, file: tuple[str, int], end: int) -> Servers | None:
-        with self._lock:
-            found = self._lists.get(file)
-            if found is not None and found.sequence > end:
-                self._lists.clear()
-                return None
-            return found
-
-    def put(self, file: tuple[str, int], servers: Servers) -> None:
-        with self._lock:
-            if len(self._lists) >= FILES_REMEMBERED_MAX:
-                self._lists.clear()
-            self._lists[file] = servers
-
-
-class Log:
+class Log(Files[Servers, MariadbSettings]):
     """A look at the log of a server, as it was when this was made."""
 
-    def __init__(self, session: Session, settings: MariadbSettings, remembered: Remembered, witness: Witness | None = None) -> None:
-        self._session = session
-        self._settings = settings
-        self._remembered = remembered
+    kind_of_list = "Gtid_list"
+
+    def __init__(
+        self, session: Session, settings: MariadbSettings, remembered: Remembered[Servers], witness: Witness | None = None
+    ) -> None:
+        super().__init__(session, settings, remembered)
         self._witness = witness or Witness()
-        ((version, logs, state, server),) = session.rows(
-            "SELECT VERSION(), @@global.log_bin, @@global.gtid_binlog_state, @@global.server_id"
-        )
-        self._server = int(server)
-        self._begins_last: Servers | None = None  # the last file's list: for this look alone
+        ((version, logs),) = session.rows("SELECT VERSION(), @@global.log_bin")
         if "mariadb" not in str(version).lower():
             raise CaptureRefused(
-                f"The server at {settings.where} is {version}, not MariaDB: its GTIDs have no common order, and it was never tried."
+                f'The server at {settings.where} is {version}, not MariaDB: if it is MySQL, that is kind = "mysql" in [datastore].'
             )
         if not logs:
             raise CaptureRefused(f"The MariaDB server at {settings.where} has no binary log: start it with log_bin.")
+        ((state, server),) = session.rows("SELECT @@global.gtid_binlog_state, @@global.server_id")
+        self._server = int(server)
         self.state = _servers(str(state), settings)
-        self.files = [(str(row[0]), int(row[1])) for row in session.rows("SHOW BINARY LOGS")]
-        if not self.files:
-            raise DatastoreUnavailable(f"The MariaDB server at {settings.where} has no file of its binary log.")
+        self.files = self._list_files()
         self.forks = self._witness.look(self._witness.recall(), lambda sequence: self._lasts(sequence).last, self._server, self._follows)
+
+    def _listed(self, text: str) -> Servers:
+        return _servers(text, self._settings)
 
     @property
     def oldest(self) -> Position:
-        return self._position(self.begins(0).sequence)
+        return self.position(self.begins(0).sequence)
 
-    @property
-    def end(self) -> Position:
-        return self._position(self.state.sequence)
-
-    def _position(self, sequence: int) -> Position:
+    def position(self, sequence: int) -> Position:
         return Position(history_of(self.forks, sequence), sequence)
 
     def _follows(self) -> bool:
@@ -114,39 +84,7 @@ class Log:
         place = self.file_of(sequence)
         return self.begins(place + 1) if place + 1 < len(self.files) else self.state
 
-    def begins(self, place: int) -> Servers:
-        """What had been written when this file began."""
-        file, _ = entry = self.files[place]
-        written_no_more = place + 1 < len(self.files)
-        known = self._remembered.get(entry, self.state.sequence) if written_no_more else self._begins_last
-        if known is not None:
-            return known
-        found = self._session.rows(f"SHOW BINLOG EVENTS IN %s LIMIT {_LIST_ROWS}", (file,))
-        lists = [str(row[5]) for row in found if row[2] == "Gtid_list"]
-        if not lists:
-            raise CaptureRefused(
-                f"The file {file} of the log at {self._settings.where} has no list of GTIDs: it is not one of MariaDB 10 or later."
-            )
-        servers = _servers(lists[0], self._settings)
-        if written_no_more:
-            self._remembered.put(entry, servers)
-        else:
-            self._begins_last = servers
-        return servers
-
-    def file_of(self, sequence: int) -> int:
-        """The place of the file in which the commit after this sequence number is, or will be."""
-        low, high = 0, len(self.files) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.begins(middle).sequence <= sequence:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
     def start_after(self, position: Position) -> Start:
-        """Where to begin so that nothing after the position is missed; some of before may come."""
         self._must_know(position)
         begins = undone(self.forks, position)
         if begins is not None:
@@ -176,26 +114,6 @@ class Log:
         if sequence == before.sequence or len(writers) != 1:
             return Start(self.files[place][0], sequence=before.sequence)
         return Start(self.files[place][0], gtid=f"{self._settings.domain}-{writers[0]}-{sequence}", sequence=sequence)
-
-    def whole_up_to(self, file: str) -> int | None:
-        """The last sequence number that is whole in this file: what the next one begins with. None: it is the last, and written to."""
-        names = [name for name, _ in self.files]
-        if file not in names:
-            raise DatastoreUnavailable(f"The file {file} of the log at {self._settings.where} was removed while it was read.")
-        place = names.index(file)
-        return None if place == len(names) - 1 else self.begins(place + 1).sequence
-
-    def bytes_after(self, position: Position) -> int:
-        """Bytes of log from there to the end; about, as if all commits of a file were of one size."""
-        place = self.file_of(position.sequence)
-        begin = self.begins(place).sequence
-        end = self.begins(place + 1).sequence if place + 1 < len(self.files) else self.end.sequence
-        share = (end - max(begin, min(end, position.sequence))) / (end - begin) if end > begin else 0.0
-        return round(self.files[place][1] * share) + sum(size for _, size in self.files[place + 1 :])
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for _, size in self.files)
 
     def _must_know(self, position: Position) -> None:
         newest = self.forks[-1].history if self.forks else 0

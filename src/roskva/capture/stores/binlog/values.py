@@ -12,8 +12,9 @@ Pure. A form reads the values of one column: `read(data, at)` answers the value 
 | ENUM, SET | text, a set's members with commas; the number that is stored if the log does not name the members |
 | DATE, TIME, DATETIME | text, as the database writes them |
 | TIMESTAMP | text, in UTC |
+| VECTOR of MySQL | bytes: numbers of four bytes each |
 | spatial | bytes: the SRID (4 bytes, little end first) and the WKB |
-| JSON of MySQL | bytes, in MySQL's binary form |
+| JSON of MySQL | text, as the database writes it (`documents`) |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from functools import cache, lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
+from roskva.capture.stores.binlog.documents import text_of
 from roskva.capture.updates import Value
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Value, int]]
@@ -38,11 +40,11 @@ class Form(NamedTuple):
 
 TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24, DATE, TIME, DATETIME, YEAR = 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13
 NEWDATE, VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2, BLOB_COMPRESSED, VARCHAR_COMPRESSED = 14, 15, 16, 17, 18, 19, 140, 141
-JSON, NEWDECIMAL, ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = 245, 246, 247, 248, 252, 253, 254, 255
+VECTOR, JSON, NEWDECIMAL, ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = 242, 245, 246, 247, 248, 252, 253, 254, 255
 
 NUMERIC: Final = frozenset((TINY, SHORT, LONG, FLOAT, DOUBLE, LONGLONG, INT24, YEAR, NEWDECIMAL))
-# Counted where character sets are listed; MariaDB counts spatial columns among them.
-TEXTUAL: Final = frozenset((VARCHAR, VAR_STRING, STRING, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED, GEOMETRY))
+# Counted where character sets are listed; MariaDB counts spatial columns, too.
+TEXTUAL: Final = frozenset((VARCHAR, VAR_STRING, STRING, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED))
 
 # Python's name of a character set of the server. Others, and `binary`, stay bytes.
 CODECS: Final = {
@@ -171,6 +173,25 @@ def binary(prefix: int) -> Form:
         return data[begin:end], end
 
     return Form(read, -prefix)
+
+
+def document(prefix: int) -> Form:
+    """JSON of MySQL."""
+    bare = binary(prefix).read
+
+    def read(data: bytes, at: int) -> tuple[Value, int]:
+        value, end = bare(data, at)
+        assert isinstance(value, bytes)
+        return text_of(value, _decimal_of), end
+
+    return Form(read, -prefix)
+
+
+def _decimal_of(precision: int, scale: int, packed: bytes) -> str:
+    value, end = decimal(precision, scale).read(packed, 0)
+    if not isinstance(value, str) or end != len(packed):
+        raise ValueError(f"a decimal of {precision} digits is not in {len(packed)} bytes")
+    return value
 
 
 def filled(prefix: int, length: int) -> Form:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from roskva.capture.stores.mariadb.protocol import Session
-from roskva.capture.stores.mariadb.tables import Column, Described
-from roskva.capture.stores.mariadb.values import CODECS
+from roskva.capture.stores.binlog.protocol import Session
+from roskva.capture.stores.binlog.tables import Column, Described
+from roskva.capture.stores.binlog.values import CODECS
 from roskva.errors import DatastoreUnavailable
 
 _MEMBER: Final = re.compile(r"'((?:[^']|'')*)'")

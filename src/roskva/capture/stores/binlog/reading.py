@@ -10,15 +10,15 @@ from typing import Final
 
 from roskva.capture.interface import Batch
 from roskva.capture.positions import Position
-from roskva.capture.stores.mariadb.decoding import ROTATE, Decoder, rotated_to
-from roskva.capture.stores.mariadb.protocol import Dump, LogRefused
+from roskva.capture.stores.binlog.decoding import ROTATE, Decoder, rotated_to
+from roskva.capture.stores.binlog.protocol import Dump, LogRefused
 from roskva.capture.updates import Change
 from roskva.errors import DatastoreUnavailable, RoskvaError
 
 SILENT_HEARTBEATS: Final = 3  # that may stay away before the connection counts as dead
 
 
-class MariadbReader:
+class BinlogReader:
     """A `Reader`. What waits here between two calls is the rest of one piece of the log, and of the changes of one event."""
 
     def __init__(
@@ -28,7 +28,7 @@ class MariadbReader:
         silence_s_max: float,
         whole_up_to: Callable[[str], int | None],
         meaning: Callable[[Position, LogRefused], Exception],
-        closed: Callable[[MariadbReader], None],
+        closed: Callable[[BinlogReader], None],
     ) -> None:
         """`whole_up_to` is asked for each file of the log, `meaning` what a refusal of the server says of the position that was reached."""
         self._dump = dump
@@ -112,14 +112,14 @@ class MariadbReader:
                 self._heard_s = now_s
                 return True
             if events is None:
-                raise DatastoreUnavailable("The MariaDB server has ended the log that it was sending.")
+                raise DatastoreUnavailable("The server has ended the log that it was sending.")
             now_s = time.monotonic()
             if now_s - self._heard_s > self._silence_s_max:
-                raise DatastoreUnavailable(f"The MariaDB server has sent nothing, not even a heartbeat, for {self._silence_s_max:g} s.")
+                raise DatastoreUnavailable(f"The server has sent nothing, not even a heartbeat, for {self._silence_s_max:g} s.")
             if now_s >= until_s:
                 return False
 
     def _file_begins(self, file: str) -> None:
         if file != self._file:
             self._file = file
-            self._decoder.file_begins(self._whole_up_to(file))
+            self._decoder.file_begins(self._whole_up_to(file), file)

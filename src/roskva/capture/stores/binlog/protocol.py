@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pymysql
 
-from roskva.capture.stores.mariadb.settings import MariadbSettings
+from roskva.capture.stores.binlog.settings import ServerSettings
 from roskva.errors import CaptureRefused, DatastoreUnavailable
 
 COM_BINLOG_DUMP: Final = 0x12
@@ -27,8 +27,9 @@ ANSWER_S_MIN: Final = 30.0  # that a statement may take; the list of a log of ma
 RECEIVE_BYTES: Final = 256 * 1024
 FILE_BEGINNING: Final = 4  # the first event stands after four bytes
 _PACKET_BYTES_MAX: Final = 0xFFFFFF  # a longer payload goes on in the next packet
-# Access denied, to a database, to a table, for want of a right; unknown user or plugin; a password has run out; a wrong statement for it.
-_REFUSALS: Final = frozenset((1044, 1045, 1130, 1141, 1142, 1143, 1227, 1251, 1381, 1524, 1698, 1820, 1862))
+# Access denied, to a database, to a table, for want of a right; unknown user or plugin; a password has run out; a wrong statement for it;
+# an account that is locked; a connection that must be encrypted.
+_REFUSALS: Final = frozenset((1044, 1045, 1130, 1141, 1142, 1143, 1227, 1251, 1381, 1524, 1698, 1820, 1862, 3118, 3159))
 
 Answer = TypeVar("Answer")
 
@@ -38,17 +39,18 @@ class LogRefused(Exception):
 
 
 class Start(NamedTuple):
-    """A place in one server's log: after a GTID, or the beginning of a file."""
+    """A place in one server's log: after a GTID, or in a file."""
 
     file: str
-    gtid: str = ""  # in this file; empty: its beginning
+    gtid: str = ""  # in this file, as MariaDB takes it; empty: `offset` counts
     sequence: int = 0  # of the last group before it
+    offset: int = FILE_BEGINNING
 
 
 class Session:
     """A connection for statements."""
 
-    def __init__(self, connection: Any, settings: MariadbSettings) -> None:
+    def __init__(self, connection: Any, settings: ServerSettings) -> None:
         self._connection = connection
         self._settings = settings
 
@@ -68,27 +70,27 @@ class Session:
 
 
 @contextmanager
-def named_errors(settings: MariadbSettings) -> Iterator[None]:
+def named_errors(settings: ServerSettings) -> Iterator[None]:
     try:
         yield
     except pymysql.err.MySQLError as error:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         raise named(code, str(error.args[-1] if error.args else error), settings) from error
     except (OSError, RuntimeError, EOFError) as error:
-        raise DatastoreUnavailable(f"The MariaDB server at {settings.where} does not answer: {error}.") from error
+        raise DatastoreUnavailable(f"The {settings.engine} server at {settings.where} does not answer: {error}.") from error
 
 
-def named(code: int, text: str, settings: MariadbSettings) -> Exception:
+def named(code: int, text: str, settings: ServerSettings) -> Exception:
     text = text[:300].rstrip(".")
     if code in _REFUSALS:
-        return CaptureRefused(f"The MariaDB server at {settings.where} refuses {settings.user}: {text}.")
+        return CaptureRefused(f"The {settings.engine} server at {settings.where} refuses {settings.user}: {text}.")
     if code == LOG_FATAL:
         return LogRefused(text)
-    return DatastoreUnavailable(f"The MariaDB server at {settings.where} does not answer: {text} ({code}).")
+    return DatastoreUnavailable(f"The {settings.engine} server at {settings.where} does not answer: {text} ({code}).")
 
 
 @contextmanager
-def session(settings: MariadbSettings) -> Iterator[Session]:
+def session(settings: ServerSettings) -> Iterator[Session]:
     found = Session(_connect(settings), settings)
     try:
         yield found
@@ -99,7 +101,7 @@ def session(settings: MariadbSettings) -> Iterator[Session]:
 class Sessions:
     """One session is kept for whoever asks next; who asks meanwhile gets one that is not kept. Safe from several threads."""
 
-    def __init__(self, settings: MariadbSettings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._kept: list[Session] = []
@@ -136,7 +138,7 @@ class Sessions:
             session.close()
 
 
-def _connect(settings: MariadbSettings) -> Any:
+def _connect(settings: ServerSettings) -> Any:
     place = {"unix_socket": settings.unix_socket} if settings.unix_socket else {"host": settings.host, "port": settings.port}
     patience_s = max(ANSWER_S_MIN, settings.connect_timeout_s)
     with named_errors(settings):
@@ -158,7 +160,7 @@ def _connect(settings: MariadbSettings) -> Any:
 class Dump:
     """The server's log from a place on: the bytes of its events. Belongs to one thread, but for `interrupt`."""
 
-    def __init__(self, settings: MariadbSettings, start: Start, blocking: bool = True) -> None:
+    def __init__(self, settings: ServerSettings, start: Start, blocking: bool = True) -> None:
         self._settings = settings
         self._buffer = bytearray()
         self._parts: list[bytes] = []  # of a payload of several packets
@@ -175,10 +177,12 @@ class Dump:
         self._timeout_s: float | None = None
 
     def _request(self, start: Start, blocking: bool) -> None:
-        commands = [
-            "SET @master_binlog_checksum = @@global.binlog_checksum",  # sums come as they stand in the log, and are looked at
+        period_ns = int(self._settings.heartbeat_s * 1e9)
+        commands = [  # under the names of all servers: each passes over those that it does not know
+            # Sums come as they stand in the log, and are looked at.
+            "SET @master_binlog_checksum = @@global.binlog_checksum, @source_binlog_checksum = @@global.binlog_checksum",
             "SET @mariadb_slave_capability = 4",  # GTIDs are understood, and nothing need be rewritten for us
-            f"SET @master_heartbeat_period = {int(self._settings.heartbeat_s * 1e9)}",
+            f"SET @master_heartbeat_period = {period_ns}, @source_heartbeat_period = {period_ns}",
         ]
         if start.gtid:
             # Not strict: a sequence number that was never given is no error, reading begins after the place where it would be.
@@ -193,7 +197,7 @@ class Dump:
             server_id = 2**31 + secrets.randbelow(2**31 - 1)
             flags = 0 if blocking else NON_BLOCKING
             payload = (
-                FILE_BEGINNING.to_bytes(4, "little")
+                start.offset.to_bytes(4, "little")
                 + flags.to_bytes(2, "little")
                 + server_id.to_bytes(4, "little")
                 + (b"" if start.gtid else start.file.encode())
@@ -222,9 +226,10 @@ class Dump:
         except TimeoutError:
             return
         except (OSError, ValueError) as error:
-            raise DatastoreUnavailable(f"The connection to the MariaDB server at {self._settings.where} was lost: {error}.") from error
+            where = f"the {self._settings.engine} server at {self._settings.where}"
+            raise DatastoreUnavailable(f"The connection to {where} was lost: {error}.") from error
         if not data:
-            raise DatastoreUnavailable(f"The MariaDB server at {self._settings.where} has ended the connection.")
+            raise DatastoreUnavailable(f"The {self._settings.engine} server at {self._settings.where} has ended the connection.")
         self.bytes_read += len(data)
         self._buffer += data
 

@@ -16,8 +16,8 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from roskva.capture.interface import Finding
-from roskva.capture.stores.mariadb.protocol import Session, session
-from roskva.capture.stores.mariadb.settings import MariadbSettings
+from roskva.capture.stores.binlog.protocol import Session, session
+from roskva.capture.stores.binlog.settings import ServerSettings
 
 _KEYS: Final = """
     SELECT TABLE_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME, REFERENCED_COLUMN_NAME
@@ -38,7 +38,7 @@ class Cascade(NamedTuple):
     of_parent: tuple[str, ...]
 
 
-def check_cascades(settings: MariadbSettings, told: Callable[[str, str], bool]) -> Iterator[Finding]:
+def check_cascades(settings: ServerSettings, told: Callable[[str, str], bool]) -> Iterator[Finding]:
     """`told`: whether anybody is told of the rows of this database and table."""
     with session(settings) as statements:
         statements.rows("SET SESSION sql_mode = '', sql_quote_show_create = 1")  # so that what is shown is written in one way

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, TypeAlias
 
-from roskva.capture.stores.mariadb.tables import Table
-from roskva.capture.stores.mariadb.values import Form, Read
+from roskva.capture.stores.binlog.tables import Table
+from roskva.capture.stores.binlog.values import Form, Read
 from roskva.capture.updates import Value
 
 IMAGES_MAX: Final = 64  # of one table: sets of columns that its events have had. At the limit all are forgotten

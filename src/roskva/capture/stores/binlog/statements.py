@@ -18,6 +18,8 @@ _GAP: Final = r"(?:\s|/\*(?!M?!)(?:[^*]|\*(?!/))*\*/|--\s[^\n]*\n|\#[^\n]*\n)"  
 _TABLE: Final = rf"{_NAME}(?:{_GAP}*\.{_GAP}*{_NAME})?"
 _SETTING: Final = rf"{_GAP}*(?:SET{_GAP}+STATEMENT\b.*?\bFOR{_GAP}+)?"
 _WAIT: Final = rf"(?:(?:NOWAIT|WAIT{_GAP}+\d+){_GAP}+)?"
+# How MySQL is to do it may stand before what is to be done.
+_HOW: Final = rf"(?:(?:(?:ALGORITHM|LOCK){_GAP}*=?{_GAP}*\w+|WITH(?:OUT)?{_GAP}+VALIDATION){_GAP}*,{_GAP}*)*"
 
 
 def _statement(pattern: str) -> re.Pattern[str]:
@@ -29,13 +31,14 @@ _TRUNCATES: Final = _statement(rf"TRUNCATE{_GAP}*(?:TABLE\b{_GAP}*)?{_TABLE}")
 _DELETES: Final = _statement(rf"DELETE{_GAP}+FROM{_GAP}*{_TABLE}{_GAP}*;?{_GAP}*\Z")
 _REPLACES: Final = _statement(rf"CREATE{_GAP}+OR{_GAP}+REPLACE{_GAP}+TABLE\b{_GAP}*{_TABLE}")
 _ALTERS: Final = _statement(
-    rf"ALTER{_GAP}+(?:ONLINE{_GAP}+)?(?:IGNORE{_GAP}+)?TABLE\b{_GAP}*(?:IF{_GAP}+EXISTS\b{_GAP}*)?{_TABLE}{_GAP}*{_WAIT}"
-    rf"(?:(?:TRUNCATE|DROP|CONVERT){_GAP}+PARTITION\b|(?:DISCARD|IMPORT){_GAP}+TABLESPACE\b"
+    rf"ALTER{_GAP}+(?:ONLINE{_GAP}+)?(?:IGNORE{_GAP}+)?TABLE\b{_GAP}*(?:IF{_GAP}+EXISTS\b{_GAP}*)?{_TABLE}{_GAP}*{_WAIT}{_HOW}"
+    rf"(?:(?:TRUNCATE|DROP|CONVERT){_GAP}+PARTITION\b|(?:DISCARD|IMPORT){_GAP}+(?:TABLESPACE|PARTITION)\b"
     rf"|EXCHANGE{_GAP}+PARTITION{_GAP}*{_NAME}{_GAP}*WITH{_GAP}+TABLE\b{_GAP}*{_TABLE})"
 )
 _DROPS: Final = _statement(rf"DROP{_GAP}+TABLES?\b{_GAP}*(?:IF{_GAP}+EXISTS\b{_GAP}*)?")
 _DROPPED: Final = re.compile(rf"{_TABLE}{_GAP}*(,?){_GAP}*", re.IGNORECASE | re.DOTALL)
-_WRITES: Final = _statement(r"(INSERT|UPDATE|DELETE|REPLACE|LOAD)\b")
+# Nothing is read in a log: a SELECT is one of a function that writes, and a WITH begins an UPDATE or DELETE.
+_WRITES: Final = _statement(r"(INSERT|UPDATE|DELETE|REPLACE|LOAD|WITH|SELECT)\b")
 
 
 class Emptied(NamedTuple):

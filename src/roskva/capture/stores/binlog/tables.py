@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from roskva.capture.stores.mariadb import values as v
-from roskva.capture.stores.mariadb.values import Form
+from roskva.capture.stores.binlog import values as v
+from roskva.capture.stores.binlog.values import Form
 from roskva.errors import CaptureRefused
 
 # Bytes beside each type of a column in a table map; none for the others.
 _META_BYTES: Final = {
     v.FLOAT: 1, v.DOUBLE: 1, v.VARCHAR: 2, v.BIT: 2, v.TIMESTAMP2: 1, v.DATETIME2: 1, v.TIME2: 1, v.VARCHAR_COMPRESSED: 2,
-    v.BLOB_COMPRESSED: 1, v.JSON: 1, v.NEWDECIMAL: 2, v.ENUM: 2, v.SET: 2, v.BLOB: 1, v.VAR_STRING: 2, v.STRING: 2, v.GEOMETRY: 1,
+    v.BLOB_COMPRESSED: 1, v.VECTOR: 1, v.JSON: 1, v.NEWDECIMAL: 2, v.ENUM: 2, v.SET: 2, v.BLOB: 1, v.VAR_STRING: 2, v.STRING: 2,
+    v.GEOMETRY: 1,
 }  # fmt: skip
 _SIGNEDNESS, _CHARSET_DEFAULT, _CHARSETS, _NAMES, _SETS, _ENUMS = 1, 2, 3, 4, 5, 6
 _KEY, _KEY_WITH_PREFIX, _MEMBER_CHARSET_DEFAULT, _MEMBER_CHARSETS = 8, 9, 10, 11
@@ -52,8 +53,8 @@ class Table:
     key: tuple[int, ...]  # places of the columns of the primary key; none: there is no such
 
 
-def read_table_map(body: bytes, codecs: Codecs, describe: Describe) -> Table:
-    """`body`: from after the table's number and the flags."""
+def read_table_map(body: bytes, codecs: Codecs, describe: Describe, textual: frozenset[int]) -> Table:
+    """`body`: from after the table's number and the flags. `textual`: types of columns that are counted where character sets are listed."""
     database, at = _named(body, 0)
     name, at = _named(body, at)
     count, at = lenenc(body, at)
@@ -63,7 +64,7 @@ def read_table_map(body: bytes, codecs: Codecs, describe: Describe) -> Table:
     at += size + (count + 7) // 8  # which columns may be NULL: a row says it itself
     fields = dict(_fields(body, at))
     named = _NAMES in fields
-    table = _logged(kinds, metas, fields, codecs) if named else _described(database, name, kinds, describe(database, name))
+    table = _logged(kinds, metas, fields, codecs, textual) if named else _described(database, name, kinds, describe(database, name))
     forms = []
     for place, (kind, meta, column) in enumerate(zip(kinds, metas, table.columns, strict=True)):
         form = _form(kind, meta, column)
@@ -108,10 +109,10 @@ def _real(kind: int, meta: int) -> int:
     return v.string_of(meta)[0] if kind == v.STRING else kind
 
 
-def _logged(kinds: bytes, metas: Sequence[int], fields: Mapping[int, bytes], codecs: Codecs) -> Described:
+def _logged(kinds: bytes, metas: Sequence[int], fields: Mapping[int, bytes], codecs: Codecs, textual: frozenset[int]) -> Described:
     real = [_real(kind, meta) for kind, meta in zip(kinds, metas, strict=True)]
     unsigned = _unsigned(real, fields)
-    charsets = _codecs_of(real, fields, codecs)
+    charsets = _codecs_of(real, fields, codecs, textual)
     members = {**_members(real, v.ENUM, fields.get(_ENUMS), charsets), **_members(real, v.SET, fields.get(_SETS), charsets)}
     names = [name.decode(errors="replace") for name in _strings(fields[_NAMES])]
     columns = (Column(name, place in unsigned, charsets.get(place), members.get(place)) for place, name in enumerate(names))
@@ -139,8 +140,8 @@ def _unsigned(real: Sequence[int], fields: Mapping[int, bytes]) -> set[int]:
     return {place for nth, place in enumerate(numeric) if nth // 8 < len(flags) and flags[nth // 8] & 0x80 >> nth % 8}
 
 
-def _codecs_of(real: Sequence[int], fields: Mapping[int, bytes], codecs: Codecs) -> dict[int, str | None]:
-    texts = [place for place, kind in enumerate(real) if kind in v.TEXTUAL]
+def _codecs_of(real: Sequence[int], fields: Mapping[int, bytes], codecs: Codecs, textual: frozenset[int]) -> dict[int, str | None]:
+    texts = [place for place, kind in enumerate(real) if kind in textual]
     lists = [place for place, kind in enumerate(real) if kind in (v.ENUM, v.SET)]
     found: dict[int, str | None] = {}
     for places, default, each in ((texts, _CHARSET_DEFAULT, _CHARSETS), (lists, _MEMBER_CHARSET_DEFAULT, _MEMBER_CHARSETS)):
@@ -200,7 +201,9 @@ def _form(kind: int, meta: int, column: Column) -> Form | None:
         return v.decimal(meta & 0xFF, meta >> 8)
     if kind == v.BIT:
         return v.bit(meta & 0xFF, meta >> 8)
-    if kind in (v.JSON, v.GEOMETRY):
+    if kind == v.JSON:
+        return v.document(meta)
+    if kind in (v.GEOMETRY, v.VECTOR):
         return v.binary(meta)
     return _string_form(kind, meta, column)
 
