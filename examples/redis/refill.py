@@ -53,7 +53,7 @@ def place_of(position: Position) -> str:
 def name_of(table: str, key: Columns) -> str:
     """A key of several columns as JSON, so that ("a,b", "c") and ("a", "b,c") are two rows; bytes in it as Python writes them."""
     values = list(key.values())
-    return f"{table}:{values[0] if len(values) == 1 else json.dumps(values, default=str, ensure_ascii=False)}"
+    return f"{table}:{str(values[0]) if len(values) == 1 else json.dumps(values, default=str, ensure_ascii=False)}"
 
 
 def row_of(change: Change) -> str:

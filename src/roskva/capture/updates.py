@@ -22,9 +22,12 @@ class Operation(StrEnum):
     UPDATE = "update"
     DELETE = "delete"
     TRUNCATE = "truncate"  # the whole table: no key, no columns
-    MESSAGE = "message"  # of no row: the producer wrote it into the log itself; or RANGE_DELETED
+    MESSAGE = "message"  # of no row: the producer wrote it into the log itself; or MALFORMED, or RANGE_DELETED
 
 
+# The table and the columns of a MESSAGE that says that a line of the log cannot be read (files): what it told of, nobody knows.
+MALFORMED: Final = "malformed-line"
+MALFORMED_COLUMNS: Final = frozenset(("line", "reason"))
 # The columns of a MESSAGE that says that a range of a table's rows was deleted (RocksDB): which ones, the log does not have.
 RANGE_DELETED: Final = frozenset(("delete_from", "delete_before"))
 
