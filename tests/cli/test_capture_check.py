@@ -193,6 +193,10 @@ def test_metrics_are_in_the_form_of_prometheus() -> None:
         name = line.split()[2] if line.startswith("#") else line.split("{")[0].split()[0]
         assert f"# TYPE {name} gauge" in lines or f"# TYPE {name} counter" in lines
     assert "lag_seconds" in text
+    assert "misplaced" not in text
+    counted = metrics_text(status(misplaced={"missing": 3, "out of range": 0})).splitlines()
+    assert 'roskva_capture_misplaced_total{reason="missing"} 3' in counted
+    assert 'roskva_capture_misplaced_total{reason="out of range"} 0' in counted
     assert "None" not in text
 
 

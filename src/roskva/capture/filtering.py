@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from roskva.capture.expressions import compile_expression
 from roskva.capture.filters import NUMBER, OF_UPDATE, VALUE_CHARACTERS_MAX, Basic, Between, Exists, Filter, Key, Matches, OneOf, Test
 from roskva.capture.positions import BEGINNING
-from roskva.capture.updates import RANGE_DELETED, Change, Operation, Update, Value
+from roskva.capture.updates import Change, Operation, Update, Value, of_many
 
 Passes: TypeAlias = Callable[[int, Change], bool]
 
@@ -141,9 +141,7 @@ def _fetch(key: Key) -> Callable[[Change], Value | _Undecided]:
 
 def _left_out(change: Change, name: str) -> bool:
     """Whether the row, or its key, may have this column although the log has not: of rows that went together it has none."""
-    if name in change.unchanged or change.operation is Operation.TRUNCATE:
-        return True
-    return change.operation is Operation.MESSAGE and change.columns.keys() == RANGE_DELETED
+    return name in change.unchanged or of_many(change)
 
 
 def _key_alone(change: Change) -> bool:

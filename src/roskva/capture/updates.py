@@ -48,6 +48,13 @@ class Change(NamedTuple):
     size: int = 0  # bytes that it took in the log, about
 
 
+def of_many(change: Change) -> bool:
+    """Whether it is of rows that went together, and that the log does not name."""
+    if change.operation is Operation.MESSAGE:
+        return change.columns.keys() == RANGE_DELETED
+    return change.operation is Operation.TRUNCATE
+
+
 class Update(NamedTuple):
     """A change on its way to a subscriber: in the flow of its shard."""
 

@@ -125,6 +125,7 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
         "moves": publisher.placing.moves,
         "schemas": len(publisher.schemas),
         "filter_failures": publisher.filter_failures,
+        "misplaced": dict(publisher.settings.shards.misplaced),
         "malformed_lines": None if malformed is None else malformed.lines,
     }  # fmt: skip
 
