@@ -2,11 +2,11 @@
 
     python examples/redis/refill.py --publisher 127.0.0.1:8480 --key-file try/cache.key
 
-Each row becomes a hash `TABLE:KEY` with the row as JSON and where it stood in the log. What comes again, after a restart, is older than
-what is there or the same, and changes nothing: so a reader never sees a value go back. A change whose row the log has not whole (a large
-value that stayed as it was) deletes the row from the cache: readers take it from the database, as all that is not there. With
-`--invalidate` the row is only deleted from the cache, for an application that fills it itself. If the database has dropped part of its log
-unread, the whole cache is emptied: nobody knows what changed.
+Each row becomes a hash `TABLE:KEY` with the row as JSON and where it stood in the log; a key of several columns is `["a", "b"]`. What comes
+again, after a restart, is older than what is there or the same, and changes nothing: so a reader never sees a value go back. A change whose
+row the log has not whole (a large value that stayed as it was) deletes the row from the cache: readers take it from the database, as all
+that is not there. With `--invalidate` the row is only deleted from the cache, for an application that fills it itself. If the database has
+dropped part of its log unread, the whole cache is emptied: nobody knows what changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def place_of(position: Position) -> str:
 
 
 def name_of(table: str, key: Columns) -> str:
-    return f"{table}:{','.join(str(value) for value in key.values())}"
+    """A key of several columns as JSON, so that ("a,b", "c") and ("a", "b,c") are two rows; bytes in it as Python writes them."""
+    values = list(key.values())
+    return f"{table}:{str(values[0]) if len(values) == 1 else json.dumps(values, default=str, ensure_ascii=False)}"
 
 
 def row_of(change: Change) -> str:

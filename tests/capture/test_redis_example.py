@@ -128,6 +128,27 @@ async def test_an_emptied_table_and_lost_changes_empty_the_cache_and_nothing_els
     assert await cache.get("other") == b"kept"
 
 
+async def test_rows_whose_keys_have_several_columns_are_never_taken_for_each_other(cache: redis.asyncio.Redis) -> None:
+    keys: list[Columns] = [
+        {"a": "x,y", "b": "z"},
+        {"a": "x", "b": "y,z"},
+        {"a": 'x","y', "b": "z"},
+        {"a": "x", "b": 'y","z'},
+        {"a": 1, "b": "1"},
+    ]
+    callbacks = refill.Refill(cache)
+    changes = [
+        Change(Position(0, 1, number), 0, Operation.INSERT, "shop", "t", key, {**key, "title": str(number)})
+        for number, key in enumerate(keys)
+    ]
+    await callbacks.on_updates(SHARD, [Update(0, change) for change in changes])
+    assert sorted((await rows(cache)).values()) == ["0", "1", "2", "3", "4"]
+    gone = changes[1]._replace(position=Position(0, 2, 1), operation=Operation.DELETE)
+    await callbacks.on_updates(SHARD, [Update(0, gone)])
+    assert (await rows(cache))['cache:t:["x,y", "z"]'] == "0"
+    assert sorted((await rows(cache)).values()) == ["0", "2", "3", "4"]
+
+
 async def test_a_cache_that_others_fill_is_only_invalidated(cache: redis.asyncio.Redis) -> None:
     await cache.set("cache:documents:1", "filled by a reader")
     await refill.Refill(cache, invalidate=True).on_updates(

@@ -284,6 +284,12 @@ def test_status_shows_the_worst_flow_first(publisher: StandIn, capsys: pytest.Ca
     assert "far/0 at db2, datamarker 1/90" in text
 
 
+def test_status_shows_why_changes_are_in_shard_0(publisher: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    publisher.answers["status"] = status(misplaced={"missing": 1_234, "null": 0, "out of range": 2})
+    assert main(["capture", "status", "--data", str(publisher.data)]) == 0
+    assert "shard 0    has changes whose own shard cannot be told: 1,234 missing, 2 out of range (" in capsys.readouterr().out
+
+
 def test_status_without_trouble_is_0(publisher: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     publisher.answers["status"] = status(flow())
     assert main(["capture", "status", "--data", str(publisher.data)]) == 0

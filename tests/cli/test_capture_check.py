@@ -10,9 +10,11 @@ import pytest
 
 from roskva.capture.interface import Finding
 from roskva.capture.mapping import Rule, parse_mapping
+from roskva.capture.settings import settings_of
 from roskva.capture.watching import Level, level_of, log_share, metrics_text, share_of_kept
 from roskva.cli import main
 from roskva.cli.capture_check import TableSeen, finding_lines, mapping_findings
+from roskva.cli.capture_check_roskva import subscription_findings
 from tests.cli.test_capture import flow, status
 
 TABLE = TableSeen({"id": "bigint", "title": "text", "folder": "bigint"}, frozenset({"id"}), "ALTER TABLE x REPLICA IDENTITY FULL")
@@ -116,9 +118,16 @@ def test_check_sees_that_the_service_does_not_answer(tmp_path: Path, capsys: pyt
     [
         ("real_time_only = true", "with real_time_only changes are skipped"),
         ("max_age_s = 60", "with max_age_s changes are skipped"),
-        ("""filter = '[table = "u"] OR [table = "t" AND operation = "insert"]'""", "leaves out updates of t:"),
-        ("""filter = '[not table matches "t"]'""", "leaves out inserts of t, updates of t:"),
-        ("""filter = '[table = "t" AND not operation = "delete" AND size in 1..]'""", ""),
+        ("""filter = '[table = "u"] OR [table = "t" AND operation = "insert"]'""", "leaves out updates of t, truncates of t:"),
+        ("""filter = '[not table matches "t"]'""", "leaves out inserts of t, updates of t, truncates of t:"),
+        ("""filter = '[table = "t" AND not operation in ("delete", "truncate")]'""", "leaves out truncates of t:"),
+        (
+            """filter = '[table = "t" AND not operation = "delete" AND size in 1..]'""",
+            "asks t for size: of a row that does not fit, and of one",
+        ),
+        ("""filter = '[table = "t" AND key.id in 1..] OR [attached.topic exists]'""", "asks t for id, topic:"),
+        ("""filter = '[table = "u" AND size in 1..] OR [table matches "t|v" AND not operation = "delete"]'""", ""),
+        ("""filter = '[database = "shop" AND not table = "u"]'""", ""),
     ],
 )
 def test_check_sees_what_roskvas_own_application_leaves_out(
@@ -129,7 +138,21 @@ def test_check_sees_what_roskvas_own_application_leaves_out(
     assert main(["capture", "check", "--config", str(settings(tmp_path, more))]) == 1
     text = capsys.readouterr().out
     assert f"{'FAIL' if says else 'ok  '}  [applications.roskva] gets all that the mapping is of" in text
+    assert text.count("[applications.roskva] gets all") == 1
     assert says in text
+
+
+def test_check_sees_that_ranges_of_a_rocksdb_are_left_out() -> None:
+    found = settings_of(
+        {
+            "dataset": {"name": "shop"},
+            "datastore": {"kind": "rocksdb", "path": "/nowhere"},
+            "applications": {"roskva": {"filter": '[table = "default" AND not operation = "message"]'}},
+            "roskva": {"application": "demo", "mapping": [{"table": "default", "object": "row:{key}"}]},
+        }
+    )
+    (finding,) = subscription_findings(found)
+    assert "leaves out deletions of ranges of default:" in finding.means
 
 
 def test_check_sees_that_the_address_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +193,10 @@ def test_metrics_are_in_the_form_of_prometheus() -> None:
         name = line.split()[2] if line.startswith("#") else line.split("{")[0].split()[0]
         assert f"# TYPE {name} gauge" in lines or f"# TYPE {name} counter" in lines
     assert "lag_seconds" in text
+    assert "misplaced" not in text
+    counted = metrics_text(status(misplaced={"missing": 3, "out of range": 0})).splitlines()
+    assert 'roskva_capture_misplaced_total{reason="missing"} 3' in counted
+    assert 'roskva_capture_misplaced_total{reason="out of range"} 0' in counted
     assert "None" not in text
 
 

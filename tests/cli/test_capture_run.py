@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 
-from roskva.capture.interface import Retained
+from roskva.capture.interface import Malformed, Retained
 from roskva.capture.positions import BEGINNING
 from roskva.capture.publisher import Publisher
 from roskva.capture.running.places import key_of
@@ -409,6 +409,20 @@ class Looked:
 
     def __init__(self, behind: int | None) -> None:
         self.retained = Retained(BEGINNING, BEGINNING, behind, 100)
+        self.lines = Malformed(0, "")
+
+    def malformed(self) -> Malformed:
+        return self.lines
+
+
+def test_lines_that_cannot_be_read_are_told_once_and_when_there_are_more(caplog: pytest.LogCaptureFixture) -> None:
+    looked = Looked(None)
+    watch = Watch(cast(Publisher, looked), None)
+    for now_s, count in [(0, 0), (5, 2), (10, 2), (15, 3)]:
+        looked.lines = Malformed(count, f"log/{count}.jsonl, byte 7: no JSON")
+        watch.look(now_s)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "cannot be read: 3. The last is in log/3.jsonl, byte 7: no JSON." in caplog.messages[1]
 
 
 def test_a_log_that_fills_what_is_kept_of_it_is_told_in_time_and_again(caplog: pytest.LogCaptureFixture) -> None:

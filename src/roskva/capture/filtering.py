@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from roskva.capture.expressions import compile_expression
 from roskva.capture.filters import NUMBER, OF_UPDATE, VALUE_CHARACTERS_MAX, Basic, Between, Exists, Filter, Key, Matches, OneOf, Test
 from roskva.capture.positions import BEGINNING
-from roskva.capture.updates import Change, Operation, Update, Value
+from roskva.capture.updates import Change, Operation, Update, Value, of_many
 
 Passes: TypeAlias = Callable[[int, Change], bool]
 
@@ -116,26 +116,37 @@ def _fetch(key: Key) -> Callable[[Change], Value | _Undecided]:
     name = key.name
     match key.of:
         case "key":
-            return lambda change: _UNDECIDED if name in change.unchanged and name not in change.key else change.key.get(name)
+            return lambda change: change.key[name] if name in change.key else _UNDECIDED if _left_out(change, name) else None
         case "old":
             return lambda change: None if change.old_key is None else change.old_key.get(name)
         case "attached":
             return lambda change: None if change.attached is None else change.attached.get(name)
 
     def of_column(change: Change) -> Value | _Undecided:
-        value = change.columns.get(name)
-        return _UNDECIDED if value is None and name in change.unchanged else value
+        if name in change.columns:
+            return change.columns[name]
+        return _UNDECIDED if _left_out(change, name) or _key_alone(change) else None
 
     def of_anything(change: Change) -> Value | _Undecided:
         if name in change.columns:
             return change.columns[name]
-        if name in change.unchanged:
-            return _UNDECIDED
         if name in change.key:
             return change.key[name]
+        if _left_out(change, name) or _key_alone(change):  # what is attached comes after a column that may be there
+            return _UNDECIDED
         return None if change.attached is None else change.attached.get(name)
 
     return of_column if key.of == "column" else of_anything
+
+
+def _left_out(change: Change, name: str) -> bool:
+    """Whether the row, or its key, may have this column although the log has not: of rows that went together it has none."""
+    return name in change.unchanged or of_many(change)
+
+
+def _key_alone(change: Change) -> bool:
+    """Whether the log has no more of a deleted row, which may have had any other column."""
+    return change.operation is Operation.DELETE and change.columns.keys() <= change.key.keys()
 
 
 def _test(test: Test) -> Callable[[Value], bool | _Undecided]:

@@ -22,10 +22,16 @@ attached that is there. A name that is no plain word is written in quotes after 
 What is missing or NULL exists not, equals nothing, is in nothing and matches nothing: so `not` of these is true. Text is compared with
 text, and with bytes that are its UTF-8. A number is compared with numbers, and with text that is one in decimal digits (databases' numeric
 comes as such); true and false are no numbers. Of an update only what is true after it is asked: a row that leaves what a filter describes
-is not told of, nor is a deleted row, unless the log has the columns (in Postgres: REPLICA IDENTITY FULL) or the filter asks for its key.
+by an UPDATE is not told of. Who must know of it asks for the table alone, and looks at the columns itself.
 
-What cannot be decided passes, with `not` and without: an unchanged column that the log left out (TOAST), also of the key, and a text longer
-than VALUE_CHARACTERS_MAX before a regular expression. The application gets too much then, never too little.
+What cannot be decided passes, with `not` and without: what the log may have left out, and a text longer than VALUE_CHARACTERS_MAX before a
+regular expression. The application gets too much then, never too little. The log leaves out
+
+- an unchanged column that is large (TOAST), also of the key;
+- of a deleted row all but its key, unless its table says otherwise (Postgres: REPLICA IDENTITY FULL; MariaDB: binlog_row_image = FULL).
+  A deletion that has more than the key is of the whole row, so that what is missing from it is missing from the row;
+- columns and keys of the rows of a TRUNCATE, and of the deletion of a range (RocksDB). What is `attached` to these is asked as ever, and
+  `old.NAME` is of nothing but a change of the key.
 """
 
 from __future__ import annotations

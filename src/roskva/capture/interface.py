@@ -47,6 +47,13 @@ class Finding(NamedTuple):
     do: str = ""  # the exact command or setting that mends it
 
 
+class Malformed(NamedTuple):
+    """What of the log could not be read."""
+
+    lines: int  # since the datastore was opened
+    last: str  # where the last one is, and why; empty: there was none
+
+
 class Reader(Protocol):
     """Reads the log from one position on. Belongs to one caravan."""
 
@@ -120,6 +127,13 @@ class Remembering(Protocol):
     def keep(self) -> None:
         """What was read until now. Called before datamarkers are stored, and every second. Raises Unavailable."""
         ...
+
+
+@runtime_checkable
+class Lenient(Protocol):
+    """A datastore that passes over what it cannot read, and hands it out as a change that says so (updates.MALFORMED)."""
+
+    def malformed(self) -> Malformed: ...
 
 
 @runtime_checkable

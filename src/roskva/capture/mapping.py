@@ -15,7 +15,8 @@ A column in braces is looked for in the row after the change, then in its key, t
   and may not have what was told of last) the application is reset: its epoch rises, and lower versions count again. What still comes from
   an earlier history after that is invalidated, not published: its number may be one that the new history has for something else.
 - A message is of no row, also if its prefix is the name of a table. (That a range of rows was deleted is one in RocksDB: all that begin
-  like the template are invalidated.)
+  like the template are invalidated. That a line of a log in files cannot be read is one, too: it may have told of any row, and every object
+  that a mapping can name is invalidated, as after a loss.)
 - A version that is a column says nothing about a deletion, nor about the object that a changed key left: these are invalidated.
 
 What a row may lack, and what happens then; each is counted in `counts`:
@@ -40,7 +41,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from roskva.capture.updates import RANGE_DELETED, Change, Columns, Operation, Value
+from roskva.capture.updates import MALFORMED, MALFORMED_COLUMNS, RANGE_DELETED, Change, Columns, Operation, Value
 from roskva.errors import InvalidDevice, InvalidFilter
 from roskva.model import NAME_BYTES_MAX, VERSION_MAX, check_device
 
@@ -213,6 +214,9 @@ class Mapper:
             found.append(Reset(change.position.history))
         of_the_past = history is not None and change.position.history < history
         if change.operation is Operation.MESSAGE and change.columns.keys() != RANGE_DELETED:
+            # The columns, too, are looked at: users of a database may write messages of any prefix, and this one makes everybody fetch.
+            if change.table == MALFORMED and change.columns.keys() == MALFORMED_COLUMNS:
+                found += self.everything()
             return found
         for rule in self._rules.get(change.table, ()):
             if change.operation is Operation.TRUNCATE:

@@ -45,6 +45,7 @@ from roskva.capture.sections import (
 )
 from roskva.capture.sharding import Sharding, parse_rule
 from roskva.capture.toml_tables import table_of, unknown, written
+from roskva.capture.updates import MALFORMED
 from roskva.errors import BadRequest, InvalidSetting
 from roskva.model import check_application
 
@@ -110,11 +111,19 @@ def settings_of(tables: Mapping[str, Any]) -> CaptureSettings:
     roskva = _roskva(tables["roskva"]) if "roskva" in tables else None
     if isinstance(datastore, Postgres):
         _check_names(dataset, applications, roskva)
-    if roskva is not None and roskva.subscription not in applications:
-        mapped = tuple(dict.fromkeys(table for rule in roskva.mapping for table in rule.tables))
-        wanted = Filter(((Basic(Key("table"), OneOf(mapped)),),))
-        applications[roskva.subscription] = Application(filter=str(wanted), wanted=wanted)
+    if roskva is not None:
+        applications[roskva.subscription] = _of_roskva(roskva, applications.get(roskva.subscription), datastore)
     return CaptureSettings(dataset, datastore, publisher, MappingProxyType(applications), roskva)
+
+
+def _of_roskva(roskva: Roskva, given: Application | None, datastore: Datastore) -> Application:
+    """Nobody has to repeat the tables of the mapping in a filter. A line that cannot be read may be of any of them, whatever the filter."""
+    if given is not None and (given.wanted == EVERYTHING or not isinstance(datastore, Files)):
+        return given
+    mapped = tuple(dict.fromkeys(table for rule in roskva.mapping for table in rule.tables))
+    groups = ((Basic(Key("table"), OneOf(mapped)),),) if given is None else given.wanted.groups
+    wanted = Filter((*groups, (Basic(Key("table"), OneOf((MALFORMED,))),)) if isinstance(datastore, Files) else groups)
+    return replace(given or Application(), filter=str(wanted), wanted=wanted)
 
 
 def _check_names(dataset: Dataset, applications: Mapping[str, Application], roskva: Roskva | None) -> None:

@@ -11,7 +11,8 @@ other numbers in the shortest form that reads the same, bytes as they are; sever
 every process, version and replica, and whoever writes the rows can compute it: `zlib.crc32(str(user_id).encode()) % 64`. A column is
 looked for in the row, then in its key, then in what the producer attached. Names that are no plain words stand in quotes: "my column" % 64.
 
-Where a row goes when its shard cannot be told is shard 0, always, and counted in `misplaced` by the reason:
+Where a row goes when its shard cannot be told is shard 0, always, and counted in `misplaced` by the reason; a message, which is of no row,
+is in shard 0, too, unless it says otherwise, and not counted:
 
     missing        the log does not have the column: of a deleted row it has the key alone, unless its table says otherwise (Postgres:
                    REPLICA IDENTITY FULL); of an update not what it left unchanged and large (TOAST); or there is no such column
@@ -20,8 +21,10 @@ Where a row goes when its shard cannot be told is shard 0, always, and counted i
     out of range   a column's number is no shard: less than 0, or not less than the number of shards
 
 Order is promised within a shard: a rule over the key, or a part of it, has every update of a row in one shard. A change of the key that
-moves the row comes in both shards, the old and the new, so that each learns of it; a truncated table comes in every shard. A rule over
-another column is right only if that column never changes and deletions carry it.
+moves the row comes in both shards, the old and the new, so that each learns of it; a truncated table, and the deletion of a range, comes in
+every shard. A rule over another column is right only if that column never changes and deletions carry it: without it they are in shard 0,
+and may overtake earlier changes of their row in its own shard. `capture check` finds such tables; `capture status` and the metrics show
+`misplaced`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from roskva.capture.updates import Change, Columns, Operation, Value
+from roskva.capture.updates import Change, Columns, Operation, Value, of_many
 from roskva.errors import InvalidFilter
 
 SHARDS_MAX: Final = 8_192
@@ -142,15 +145,16 @@ class Sharding:
         self._every = tuple(range(shards))
 
     def shards_of(self, change: Change) -> tuple[int, ...]:
-        """Almost always one; two if the row moved from one to the other (the old one first); all if its table was truncated."""
+        """Almost always one; two if the row moved from one to the other (the old one first); all if rows went that nobody names."""
         if self._only_one:
             return (0,)
-        if change.operation is Operation.TRUNCATE:
+        operation = change.operation
+        if (operation is Operation.TRUNCATE or operation is Operation.MESSAGE) and of_many(change):
             return self._every
         rule = self._of_tables.get(change.table, self._of_all)
         shard = rule(change.columns, change.key, change.attached)
         if isinstance(shard, str):
-            shard = self._place(shard)
+            shard = 0 if operation is Operation.MESSAGE else self._place(shard)
         if change.old_key is None:
             return (shard,)
         before = self._place(rule({**change.columns, **change.old_key}, change.old_key, change.attached))

@@ -22,9 +22,12 @@ class Operation(StrEnum):
     UPDATE = "update"
     DELETE = "delete"
     TRUNCATE = "truncate"  # the whole table: no key, no columns
-    MESSAGE = "message"  # of no row: the producer wrote it into the log itself; or RANGE_DELETED
+    MESSAGE = "message"  # of no row: the producer wrote it into the log itself; or MALFORMED, or RANGE_DELETED
 
 
+# The table and the columns of a MESSAGE that says that a line of the log cannot be read (files): what it told of, nobody knows.
+MALFORMED: Final = "malformed-line"
+MALFORMED_COLUMNS: Final = frozenset(("line", "reason"))
 # The columns of a MESSAGE that says that a range of a table's rows was deleted (RocksDB): which ones, the log does not have.
 RANGE_DELETED: Final = frozenset(("delete_from", "delete_before"))
 
@@ -43,6 +46,13 @@ class Change(NamedTuple):
     unchanged: tuple[str, ...] = ()  # columns that the log leaves out, since the change left them as they were (TOAST)
     attached: Columns | None = None  # keys that the producer wrote beside its transaction
     size: int = 0  # bytes that it took in the log, about
+
+
+def of_many(change: Change) -> bool:
+    """Whether it is of rows that went together, and that the log does not name."""
+    if change.operation is Operation.MESSAGE:
+        return change.columns.keys() == RANGE_DELETED
+    return change.operation is Operation.TRUNCATE
 
 
 class Update(NamedTuple):

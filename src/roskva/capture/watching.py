@@ -142,6 +142,10 @@ def _metrics(status: Mapping[str, Any], disk_free_bytes: int | None) -> Iterator
     yield from _metric(
         "counter", "filter_failures_total", "Filters that raised: the update was let pass.", [({}, status["filter_failures"])]
     )
+    misplaced = [({"reason": reason}, count) for reason, count in status.get("misplaced", {}).items()]
+    yield from _metric("counter", "misplaced_total", "Changes in shard 0, since their own cannot be told.", misplaced)
+    about = "Lines of the log that cannot be read: `roskva capture status` names the last."
+    yield from _metric("counter", "malformed_lines_total", about, [({}, status.get("malformed_lines"))])
     flows = lags(status, disk_free_bytes)
     for name, (kind, metric, about) in _OF_FLOW.items():
         yield from _metric(kind, metric, about, [(_flow_labels(lag.flow), lag.flow.get(name)) for lag in flows])

@@ -25,6 +25,7 @@ from roskva.capture.settings import BinlogServer, CaptureSettings, Postgres, loa
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, in_bytes, log_share
 from roskva.cli.capture_check_roskva import databases_findings, published_finding, subscription_findings
+from roskva.cli.capture_check_shards import OF_DELETED, shards_findings
 from roskva.cli.capture_control import NotRunning, ask, config_of
 from roskva.cli.http import get_json
 from roskva.errors import AddressInUse, InvalidSetting, RoskvaError, ServiceUnreachable, Unavailable, UnknownObject
@@ -77,6 +78,7 @@ def findings(settings: CaptureSettings) -> Iterator[Finding]:
         yield from _disk(settings, datastore)
     finally:
         datastore.close()
+    yield from _shards(settings)
     yield from _mappings(settings)
     yield from subscription_findings(settings)
     yield from _cascades(settings)
@@ -267,10 +269,8 @@ def mapping_findings(rule: Rule, table: str, seen: TableSeen) -> Iterator[Findin
     yield Finding(f"rows of {table} become objects", True)
 
 
-_POSTGRES_TABLE: Final = """
-    SELECT a.attname, format_type(a.atttypid, a.atttypmod), c.relreplident = 'f' OR EXISTS (
-        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY(i.indkey)
-        AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)
+_POSTGRES_TABLE: Final = f"""
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), {OF_DELETED}
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped WHERE c.oid = to_regclass(%s)
 """
 
@@ -312,6 +312,13 @@ def _binlog_table(settings: CaptureSettings, table: str) -> TableSeen | None:
         rows = statements.rows("SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS WHERE TABLE_NAME = %s", (table,))
     columns = {str(column): str(kind) for column, kind in rows}
     return TableSeen(columns, frozenset(columns)) if columns else None
+
+
+def _shards(settings: CaptureSettings) -> Iterator[Finding]:
+    try:
+        yield from shards_findings(settings)
+    except RoskvaError as error:
+        yield Finding("the shards of deleted rows can be looked at", False, error.what, error.advice)
 
 
 def _cascades(settings: CaptureSettings) -> Iterator[Finding]:

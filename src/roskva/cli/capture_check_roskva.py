@@ -5,15 +5,15 @@ The database must publish them, Roskva's own application must leave none out, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Final
 
 from roskva.capture.filtering import for_updates
-from roskva.capture.filters import Filter, Key
+from roskva.capture.filters import Basic, Filter, Key
 from roskva.capture.interface import Finding
 from roskva.capture.positions import BEGINNING
-from roskva.capture.sections import Application, CaptureSettings, Postgres
+from roskva.capture.sections import CaptureSettings, Postgres, Rocksdb, Roskva
 from roskva.capture.stores.opening import datastore_of
 from roskva.capture.updates import Change, Operation, Update
 
@@ -89,21 +89,44 @@ def subscription_findings(settings: CaptureSettings) -> Iterator[Finding]:
             f"with {' and '.join(left_out)} changes are skipped, and clients keep what they have",
             f"take {' and '.join(left_out)} out of it",
         )
-    skipped = [
-        f"{operation}s of {table}"
-        for rule in given.mapping
-        for table in rule.tables
-        for operation in (Operation.INSERT, Operation.UPDATE, Operation.DELETE)
-        if (rule.deletes or operation is not Operation.DELETE) and not _passes(application, table, operation)
-    ]
-    if skipped:
-        means = f"its filter leaves out {', '.join(dict.fromkeys(skipped))}: clients are not told, and keep what they have"
-        yield Finding(what, False, means, "widen its filter, or leave it out: what no mapping is of costs little")
-    elif not left_out:
+    of_filter = list(_filter_findings(what, settings, given, application.wanted))
+    yield from of_filter
+    if not (left_out or of_filter):
         yield Finding(what, True)
 
 
-def _passes(application: Application, table: str, operation: Operation) -> bool:
-    """Whether any row of this kind may: by what the filter says of tables and operations alone."""
-    of_kind = tuple(tuple(basic for basic in group if basic.key in (Key("table"), Key("operation"))) for group in application.wanted.groups)
+def _filter_findings(what: str, settings: CaptureSettings, given: Roskva, wanted: Filter) -> Iterator[Finding]:
+    told = [
+        (table, operation)
+        for rule in given.mapping
+        for table in rule.tables
+        for operation in _operations(settings)
+        if rule.deletes or operation is not Operation.DELETE
+    ]
+    if skipped := [one for one in told if not _passes(wanted.groups, *one)]:
+        named = dict.fromkeys(f"{_CALLED.get(operation, f'{operation}s')} of {table}" for table, operation in skipped)
+        means = f"its filter leaves out {', '.join(named)}: clients are not told, and keep what they have"
+        yield Finding(what, False, means, "widen its filter, or leave it out: what no mapping is of costs little")
+    of_tables = [group for group in wanted.groups if not any(basic.key.name for basic in group)]
+    if asked := dict.fromkeys(
+        table for table, operation in told if (table, operation) not in skipped and not _passes(of_tables, table, operation)
+    ):
+        means = f"its filter asks {', '.join(asked)} for {', '.join(sorted(wanted.names))}: of a row that does not fit, and of one that an "
+        means += "UPDATE takes out of it, clients are not told, and keep what they have"
+        yield Finding(what, False, means, "ask in its filter for tables alone, or leave it out")
+
+
+# Of what is no operation by itself.
+_CALLED: Final = {Operation.MESSAGE: "deletions of ranges"}
+
+
+def _operations(settings: CaptureSettings) -> tuple[Operation, ...]:
+    """What may change rows of this datastore."""
+    rows = (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.TRUNCATE)
+    return (*rows, Operation.MESSAGE) if isinstance(settings.datastore, Rocksdb) else rows
+
+
+def _passes(groups: Iterable[tuple[Basic, ...]], table: str, operation: Operation) -> bool:
+    """Whether any row of this kind may: by what they say of tables and operations alone."""
+    of_kind = tuple(tuple(basic for basic in group if basic.key in (Key("table"), Key("operation"))) for group in groups)
     return for_updates(Filter(of_kind))(Update(0, Change(BEGINNING, 0, operation, "", table, {}, {})))

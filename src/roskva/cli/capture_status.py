@@ -60,6 +60,8 @@ def status_lines(answer: Mapping[str, Any], free: int | None, notifier: Mapping[
     yield f"read       {in_bytes(answer['bytes_read'])}, {in_bytes(rates['read_bytes_per_s'])}/s"
     sent = f"{in_bytes(answer['bytes_sent'])} in {answer['updates_sent']:,} updates"
     yield f"sent       {sent}, {in_bytes(rates['sent_bytes_per_s'])}/s, {rates['sent_updates_per_s']:,.0f} updates/s"
+    if misplaced := ", ".join(f"{count:,} {reason}" for reason, count in answer.get("misplaced", {}).items() if count):
+        yield f"shard 0    has changes whose own shard cannot be told: {misplaced} (roskva capture check says more)"
     for caravan in answer["caravans"]:
         name = "lead" if caravan["lead"] else f"no. {caravan['caravan']}"
         pace = "stands" if caravan["standing"] else f"reads at most {in_bytes(caravan['bytes_per_s_max'])}/s"

@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from roskva.capture.flows import Terms
 from roskva.capture.limits import Limits
@@ -46,6 +46,7 @@ class ByColumn:
     """The rule for the shard (sharding.py): the log says it."""
 
     shards: int
+    misplaced: ClassVar[dict[str, int]] = {}
 
     def shards_of(self, change: Change) -> tuple[int, ...]:
         shard = change.columns["shard"]

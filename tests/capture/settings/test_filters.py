@@ -26,7 +26,7 @@ from roskva.capture.filters import (
     parse_filter,
 )
 from roskva.capture.positions import Position
-from roskva.capture.updates import Change, Columns, Operation
+from roskva.capture.updates import RANGE_DELETED, Change, Columns, Operation
 from roskva.errors import InvalidFilter
 
 
@@ -128,6 +128,40 @@ def test_a_value_that_the_log_left_out_passes_either_way(test: str, key: str) ->
     toast = change({"b": 1}, unchanged=("a",))  # as does a column of the key, if it is a few kilobytes long
     assert passes(f"[{key} {test}]", toast)
     assert passes(f"[not {key} {test}]", toast)
+
+
+KEY_ALONE = change({"id": 7}, operation=Operation.DELETE)
+TRUNCATED = change(operation=Operation.TRUNCATE, key={}, attached={"topic": "aq"})
+RANGE = change(dict.fromkeys(RANGE_DELETED, b"x"), operation=Operation.MESSAGE, key={})
+
+
+@pytest.mark.parametrize("test", ["exists", "= 1", "in (1, 2)", "in 1..2", 'matches "x"'])
+@pytest.mark.parametrize(
+    ("key", "one"),
+    [
+        *((key, one) for key in ("a", "column.a") for one in (KEY_ALONE, KEY_ALONE._replace(columns={}, key={}))),
+        *((key, one) for key in ("a", "column.a", "key.a") for one in (TRUNCATED, RANGE)),
+    ],
+)
+def test_a_column_of_rows_that_are_gone_passes_either_way_where_the_log_has_it_not(test: str, key: str, one: Change) -> None:
+    assert passes(f"[{key} {test}]", one)
+    assert passes(f"[not {key} {test}]", one)
+
+
+def test_what_the_log_has_of_rows_that_are_gone_is_asked_all_the_same() -> None:
+    """The filter that docs/capture.md shows among them."""
+    shown = '[table = "orders" AND total in 100.. AND state matches "open|paid"]'
+    assert passes(shown, KEY_ALONE._replace(table="orders"))
+    assert passes(shown, TRUNCATED._replace(table="orders"))
+    assert not passes(shown, KEY_ALONE)
+    assert not passes(shown, TRUNCATED)
+    assert not passes("[id in 8..] OR [column.id in 8..] OR [key.id in 8..] OR [key.other exists]", KEY_ALONE)
+    assert not passes('[not attached.topic = "aq"] OR [attached.other exists] OR [old.id exists]', TRUNCATED)
+    assert not passes('[operation = "delete" AND total in 100..]', TRUNCATED)
+    whole = change({"id": 7, "total": 5, "state": None}, operation=Operation.DELETE)  # REPLICA IDENTITY FULL
+    assert not passes("[total in 100..] OR [state exists] OR [no_such_column exists] OR [column.no_such_column exists]", whole)
+    assert passes('[total in ..99 AND not state = "open" AND not no_such_column exists]', whole)
+    assert not passes("[a exists] OR [key.a exists]", change({"content": "x"}, operation=Operation.MESSAGE, key={}))
 
 
 def test_a_text_too_long_for_an_expression_passes_either_way() -> None:
@@ -267,6 +301,26 @@ def test_a_filter_answers_for_any_update(one: Filter, columns: Any, key: Any, ot
     asked = change(columns, key=key, old_key=other, attached=other, operation=operation, unchanged=("user_id",))
     answer = compile_filter(one)(3, asked)
     assert answer is any(all(compile_filter(Filter(((basic,),)))(3, asked) for basic in group) for group in one.groups)
+
+
+FEW = st.sampled_from(["a", "b", "id"])
+FEW_ROWS = st.dictionaries(FEW, st.none() | st.integers(0, 2))
+OF_ROWS = st.builds(Key, st.sampled_from(["", "column", "key"]), FEW)
+FEW_TESTS = st.just(Exists()) | st.integers(0, 2).map(lambda number: OneOf((number,)))
+OF_FEW = st.lists(st.builds(Basic, OF_ROWS, FEW_TESTS, st.booleans()), max_size=3).map(lambda group: Filter((tuple(group),)))
+
+
+@given(OF_FEW, FEW_ROWS, st.sets(FEW), st.none() | FEW_ROWS)
+def test_what_passes_with_all_columns_passes_with_those_that_the_log_has(
+    one: Filter, columns: Columns, names: set[str], attached: Columns | None
+) -> None:
+    """Too much, never too little: whoever may have a row that is gone is told of it."""
+    asked = compile_filter(one)
+    key = {name: value for name, value in columns.items() if name in names}
+    left: Columns
+    for operation, left in ((Operation.DELETE, key), (Operation.TRUNCATE, {})):
+        whole = change(columns, key=key, operation=operation, attached=attached)
+        assert not asked(3, whole) or asked(3, whole._replace(columns=left, key=left)), operation
 
 
 PIECES = st.sampled_from(

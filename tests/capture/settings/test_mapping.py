@@ -21,6 +21,7 @@ from roskva.capture.mapping import (
     parse_template,
 )
 from roskva.capture.positions import Position
+from roskva.capture.stores.file_lines import malformed
 from roskva.capture.updates import Change, Operation
 from roskva.errors import InvalidFilter
 
@@ -59,6 +60,15 @@ def test_a_message_is_no_row_even_if_its_prefix_is_the_name_of_a_table() -> None
 def test_a_range_of_rows_that_was_deleted_is_whatever_begins_like_the_template() -> None:
     gone = change({"delete_from": b"a", "delete_before": b"z"}, Operation.MESSAGE, key={})
     assert mapper("doc:{key}").instructions(gone, 1) == [Invalidate(b"doc:", prefix=True)]
+
+
+def test_a_line_that_cannot_be_read_may_have_told_of_anything() -> None:
+    one = mapper("doc:{id}", "folder:{folder}")
+    unread = malformed(b"{", 2, "no JSON", Position(1, 5, 1), "files", 0)
+    assert one.instructions(unread, 1) == one.everything() == [Invalidate(b"doc:", prefix=True), Invalidate(b"folder:", prefix=True)]
+    assert one.instructions(unread, 0) == [Reset(1), *one.everything()]
+    pretended = unread._replace(columns={"content": "x"})  # as any user of a Postgres may write
+    assert one.instructions(pretended, 1) == []
 
 
 def test_a_row_can_be_several_objects_and_a_table_can_have_several_mappings() -> None:

@@ -55,6 +55,28 @@ def test_little_is_needed() -> None:
         settings.publisher.caravans_max = 1
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, '[table = "t"] OR [table = "malformed-line"]'),
+        ({"roskva": {"filter": '[table = "t" AND a = 1]'}}, '[table = "t" AND a = 1] OR [table = "malformed-line"]'),
+        ({"roskva": {}}, "[]"),
+    ],
+)
+def test_roskvas_own_application_gets_lines_that_cannot_be_read_whatever_its_filter(given: dict[str, Any], wanted: str) -> None:
+    mapping = [{"table": "t", "object": "t:{id}"}]
+    found = settings_of(
+        {
+            "dataset": {"name": "shop"},
+            "datastore": {"kind": "files", "path": "/nowhere"},
+            "applications": {"search": {"filter": "[a = 1]"}, **given},
+            "roskva": {"application": "demo", "mapping": mapping},
+        }
+    )
+    assert str(found.applications["roskva"].wanted) == wanted
+    assert str(found.applications["search"].wanted) == "[a = 1]"
+
+
 def test_a_whole_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("a key of 16 bytes or more\n")
     (tmp_path / "capture.toml").write_text(f"""

@@ -107,6 +107,13 @@ def test_a_truncated_table_is_told_of_in_every_shard() -> None:
     assert Sharding(1).shards_of(change({}, Operation.TRUNCATE)) == (0,)
 
 
+def test_a_range_that_is_deleted_is_told_of_in_every_shard_and_another_message_is_of_no_row() -> None:
+    one = sharding("hash(primary key) % 3", 3)
+    assert one.shards_of(change({"delete_from": b"a", "delete_before": b"z"}, Operation.MESSAGE)) == (0, 1, 2)
+    assert one.shards_of(change({"content": "x"}, Operation.MESSAGE)) == (0,)
+    assert not any(one.misplaced.values())
+
+
 def test_a_producer_can_attach_the_shard() -> None:
     assert sharding("shard").shards_of(change({"id": 1}, attached={"shard": 9})) == (9,)
 

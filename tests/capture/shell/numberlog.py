@@ -33,6 +33,7 @@ def number_of(change: Change) -> int:
 class NumberShards:
     def __init__(self, shards: int) -> None:
         self.shards = shards
+        self.misplaced: dict[str, int] = {}
 
     def shards_of(self, change: Change) -> tuple[int, ...]:
         return (number_of(change) % self.shards,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from roskva.capture.datamarkers import SqliteDatamarkers
 from roskva.capture.flows import Terms
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings, Publisher
+from roskva.capture.sharding import Sharding, parse_rule
 from roskva.capture.subscriber import Callbacks, Shard, Subscriber, flow, service
 from roskva.capture.updates import Update
 from roskva.errors import BadRequest, CaptureRefused, LogCut, TooManyConnections
@@ -388,6 +390,19 @@ async def test_filters_run_in_the_publisher_and_one_that_raises_lets_pass(tmp_pa
         assert publisher.status()["filter_failures"] >= 1
         await until(lambda: log.gone == 100, what="also what no application wanted")
     assert some.came == sorted([*range(0, 100, 10), 55])
+
+
+async def test_changes_whose_shard_nobody_can_tell_come_and_are_counted_in_the_status(tmp_path: Path, log: NumberLog) -> None:
+    settings = replace(settings_of(tmp_path, 2, "p1"), shards=Sharding(2, parse_rule("user_id % 2", 2)))
+    everything, marks = Watching(1), SqliteDatamarkers(tmp_path / "datamarkers", log.identity)
+    log.append(10)
+    try:
+        async with Publisher(settings, log, marks) as publisher, subscriber(publisher, everything):
+            await until(lambda: everything.has_all(10))
+            assert publisher.status()["misplaced"]["missing"] >= 10  # as often as they were read
+            assert publisher.status()["malformed_lines"] is None
+    finally:
+        marks.close()
 
 
 async def test_connections_beyond_the_limit_are_refused(tmp_path: Path, log: NumberLog) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from roskva.capture.interface import Datastore
 from roskva.capture.positions import BEGINNING, Position
-from roskva.capture.stores.file_lines import MALFORMED, Entry, change_of, line_of
+from roskva.capture.stores.file_lines import Entry, change_of, line_of
 from roskva.capture.stores.file_log import FileLog, segment_path, segments_of
 from roskva.capture.stores.files import FileDatastore
-from roskva.capture.updates import Change, Operation, Value
+from roskva.capture.updates import MALFORMED, Change, Operation, Value
 from roskva.errors import BadRequest, DatastoreUnavailable, LogCut, WrongHistory
 from tests.capture.stores.contract import Contracted, DatastoreContract, Row, drain
 
@@ -228,7 +228,12 @@ def test_a_malformed_line_is_reported_and_counted_and_the_flow_goes_on(log: File
     assert all(change.table == MALFORMED and change.columns["reason"] for change in changes[:-1])
     assert [change.size for change in changes[:-1]] == [len(line) + 1 for line in MALFORMED_LINES]
     assert keys(changes[-1:]) == [1]
-    assert store.malformed_lines == len(MALFORMED_LINES)
+    store.read_after(BEGINNING).read(100, 5.0)  # another reader finds the same
+    lines, last = store.malformed()
+    (segment,) = segments_of(log.directory)
+    assert lines == len(MALFORMED_LINES)
+    assert last.startswith(f"{segment.path}, byte {sum(len(line) + 1 for line in MALFORMED_LINES[:-1])}: ")
+    assert last.endswith(str(changes[-2].columns["reason"]))
 
 
 def test_a_line_too_long_to_be_held_is_reported_when_it_ends(log: FileLog) -> None:
@@ -247,7 +252,7 @@ def test_a_line_too_long_to_be_held_is_reported_when_it_ends(log: FileLog) -> No
     assert changes[0].columns == {"line": b"x" * 1000, "reason": "longer than 1000 bytes"}
     assert keys(changes[1:]) == [2]
     assert keys(store.read_after(changes[0].position).read(10, 5.0).changes) == [2]
-    assert store.malformed_lines == 1
+    assert store.malformed() == (1, f"{path}, byte {changes[0].position.sequence - changes[0].size}: longer than 1000 bytes")
     store.close()
 
 

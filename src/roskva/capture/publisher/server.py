@@ -23,7 +23,7 @@ from roskva.capture import actions, wire
 from roskva.capture.core import Core
 from roskva.capture.datamarkers import Datamarkers
 from roskva.capture.flows import Routed
-from roskva.capture.interface import Datastore, Remembering, Retained
+from roskva.capture.interface import Datastore, Lenient, Malformed, Remembering, Retained
 from roskva.capture.ownership import Reach
 from roskva.capture.positions import Position
 from roskva.capture.publisher.beyond import Beyond
@@ -199,6 +199,10 @@ class Publisher:
 
     def reading_problems(self) -> list[RoskvaError]:
         return [reading.problem for reading in self._readings.values() if reading.problem is not None]
+
+    def malformed(self) -> Malformed | None:
+        """None: whatever this log has can be read, or reading it fails."""
+        return self._datastore.malformed() if isinstance(self._datastore, Lenient) else None
 
     def _reach(self) -> Reach | None:
         """None: the datastore has not answered, or the end of its log could not be read, for as long as peers wait for one that is dead."""

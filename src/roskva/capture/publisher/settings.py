@@ -31,6 +31,11 @@ class Shards(Protocol):
     @property
     def shards(self) -> int: ...
 
+    @property
+    def misplaced(self) -> Mapping[str, int]:
+        """By the reason, how many changes were put into shard 0 since nobody could tell theirs."""
+        ...
+
     def shards_of(self, change: Change) -> tuple[int, ...]: ...
 
 
@@ -38,6 +43,7 @@ class OneShard:
     """All in one."""
 
     shards = 1
+    misplaced: Mapping[str, int] = {}
 
     def shards_of(self, change: Change) -> tuple[int, ...]:
         return (0,)

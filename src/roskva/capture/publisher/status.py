@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from roskva.capture.flows import FlowStatus, Routed
-from roskva.capture.interface import Retained
+from roskva.capture.interface import Malformed, Retained
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import Position
 from roskva.errors import RoskvaError
@@ -83,11 +83,12 @@ class Statistics:
 
 
 def status_of(publisher: Publisher) -> dict[str, Any]:
-    retained = publisher.retained
+    retained, malformed = publisher.retained, publisher.malformed()
     flows = [flow_status(publisher, status) for status in publisher.core.flows()]
     flows.sort(key=lambda flow: -flow["behind_share"])
     troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems())
     problems = [*(str(error) for error in troubles if error is not None), *cut_off(publisher), *publisher.beyond.problems()]
+    problems += passed_over(malformed)
     return {
         "publisher": publisher.name,
         "dataset": publisher.dataset,
@@ -124,6 +125,8 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
         "moves": publisher.placing.moves,
         "schemas": len(publisher.schemas),
         "filter_failures": publisher.filter_failures,
+        "misplaced": dict(publisher.settings.shards.misplaced),
+        "malformed_lines": None if malformed is None else malformed.lines,
     }  # fmt: skip
 
 
@@ -137,6 +140,15 @@ def cut_off(publisher: Publisher) -> list[str]:
     more = f" and {len(lost) - 1:,} more flows" if len(lost) > 1 else ""
     what = f"The log begins after {oldest}: what {first.flow}{more} had not read is lost, from {first.datamarker} on."
     return [f"{what} Subscribers are told (on_data_loss) as soon as it is read for them."]
+
+
+def passed_over(malformed: Malformed | None) -> list[str]:
+    if malformed is None or not malformed.lines:
+        return []
+    what = (
+        f"Lines of the log that cannot be read: {malformed.lines:,}. The last is in {malformed.last}. What changed there nobody knows, so"
+    )
+    return [f"{what} Roskva's clients fetch everything. Correct the program that writes them; this is said until capture is started again."]
 
 
 def _realtime(publisher: Publisher, flow: FlowName) -> bool:

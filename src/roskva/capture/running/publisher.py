@@ -21,6 +21,7 @@ from roskva.capture.limits import Limits
 from roskva.capture.ownership import Peer
 from roskva.capture.publisher import ApplicationSettings, Publisher, PublisherSettings
 from roskva.capture.publisher.notes import secret_of
+from roskva.capture.publisher.status import passed_over
 from roskva.capture.running.places import CONTROL, check_places, datamarkers_of, key_of
 from roskva.capture.running.tls import for_publisher
 from roskva.capture.running.unchanged import check_unchanged
@@ -167,13 +168,14 @@ async def _ended(task: asyncio.Task[Any]) -> None:
 
 
 class Watch:
-    """Says in time that the log fills what there is for it, and says it again while that is so."""
+    """Says in time that the log fills what there is for it, and again while that is so; and that it has lines that cannot be read."""
 
     def __init__(self, publisher: Publisher, place: Path | None) -> None:
         self._publisher = publisher
         self._place = place
         self._level = Level.FINE
         self._said_s = 0.0
+        self._malformed = 0
 
     async def for_ever(self) -> None:
         while True:
@@ -184,6 +186,17 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def look(self, now_s: float) -> None:
+        self._look_at_lines()
+        self._look_at_share(now_s)
+
+    def _look_at_lines(self) -> None:
+        malformed = self._publisher.malformed()
+        if malformed is not None and malformed.lines > self._malformed:
+            self._malformed = malformed.lines
+            for problem in passed_over(malformed):
+                log.error("%s", problem)
+
+    def _look_at_share(self, now_s: float) -> None:
         retained = self._publisher.retained
         held = log_share({"bytes_behind": retained.bytes_behind, "bytes_max": retained.bytes_max}, free_bytes(self._place))
         if held.share is None and self._level is not Level.FINE:

@@ -12,7 +12,8 @@ other object, an array, an integer beyond 64 bits and a number beyond a double b
 more digits than a double has: write decimals as text.
 
 A line that cannot be read is not lost and stops nothing: it becomes a change of its own, of the operation MESSAGE and the table MALFORMED,
-with its first bytes and the reason as columns.
+with its first bytes and the reason as columns. Of which row it was nobody can say: to Roskva's clients everything is unknown then
+(mapping.py), and the publisher counts it as a problem until it is started again.
 
 Pure: no files here, they are file_log.py's and files.py's.
 """
@@ -26,9 +27,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from roskva.capture.positions import Position
-from roskva.capture.updates import Change, Columns, Operation, Value
+from roskva.capture.updates import MALFORMED, Change, Columns, Operation, Value
 
-MALFORMED: Final = "malformed-line"
 MALFORMED_BYTES_MAX: Final = 4096  # of a malformed line that its change carries; `size` says how long it is
 _INTEGER_MAX: Final = 2**63 - 1
 _Integer = Annotated[int, msgspec.Meta(ge=-_INTEGER_MAX - 1, le=_INTEGER_MAX)]

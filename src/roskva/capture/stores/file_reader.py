@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 from roskva.capture.interface import Batch
 from roskva.capture.positions import Position
-from roskva.capture.stores.file_lines import MALFORMED, MALFORMED_BYTES_MAX, change_of, malformed
+from roskva.capture.stores.file_lines import MALFORMED_BYTES_MAX, change_of, malformed
 from roskva.capture.stores.file_log import oldest_of, segment_name, segments_of
 from roskva.capture.stores.local_files import answering, commit_us
-from roskva.capture.updates import Change
+from roskva.capture.updates import MALFORMED, Change
 from roskva.errors import DatastoreUnavailable, LogCut, WrongHistory
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -46,7 +46,7 @@ class FileReader:
         base: int,
         at: int,
         store_closed: threading.Event,
-        on_malformed: Callable[[], None],
+        on_malformed: Callable[[int, str], None],
         on_close: Callable[[FileReader], None],
     ) -> None:
         self._reading = reading
@@ -106,7 +106,7 @@ class FileReader:
             if end > cursor:
                 change = change_of(lines[cursor:end], Position(0, at, 1), database, read_us)
                 if change.table == MALFORMED:
-                    self._on_malformed()
+                    self._tell(at - (following - cursor) - self._base, change)
                 changes.append(change)
                 room -= 1
             cursor = following
@@ -171,8 +171,12 @@ class FileReader:
         reason = f"longer than {self._reading.line_bytes_max} bytes"
         shown = beginning[:MALFORMED_BYTES_MAX]
         changes.append(malformed(shown, at - offset, reason, Position(0, self._at, 1), self._reading.database, commit_us(status)))
-        self._on_malformed()
+        self._tell(offset, changes[-1])
         return True
+
+    def _tell(self, offset: int, change: Change) -> None:
+        """Of a line of this segment that cannot be read."""
+        self._on_malformed(self._base + offset, f"{self._path(self._base)}, byte {offset}: {change.columns.get('reason')!s}")
 
     def _sync(self, needed: int, size: int) -> None:
         """What has been read up to `needed` is durable; and, of the file when it had this size, all: one call does for a whole segment."""

@@ -22,10 +22,11 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Final
 
-from roskva.capture.interface import Finding, Retained
+from roskva.capture.interface import Finding, Malformed, Retained
 from roskva.capture.positions import BEGINNING, Position
-from roskva.capture.stores.file_lines import MALFORMED, change_of
+from roskva.capture.stores.file_lines import change_of
 from roskva.capture.stores.file_log import (
     IDENTITY,
     Segment,
@@ -38,7 +39,10 @@ from roskva.capture.stores.file_log import (
 )
 from roskva.capture.stores.file_reader import FileReader, Reading
 from roskva.capture.stores.local_files import CLOCK_SLACK_S, answering, opened
+from roskva.capture.updates import MALFORMED
 from roskva.errors import DatastoreUnavailable, LogCut, RoskvaError, WrongHistory
+
+_COUNTED_MAX: Final = 10_000  # places of malformed lines that are remembered; of more, some may be counted twice
 
 
 class FileDatastore:
@@ -54,12 +58,13 @@ class FileDatastore:
         sync_first: bool = True,
     ) -> None:
         self.directory = directory
-        self.malformed_lines = 0  # read, by all readers together
         self._reading = Reading(directory, database, poll_interval_s, line_bytes_max, sync_first)
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._identity: str | None = None
         self._confirmed: Position | None = None
+        self._malformed = Malformed(0, "")
+        self._counted: set[int] = set()  # where they begin, in the whole log
         self._readers: set[FileReader] = set()
 
     @property
@@ -105,6 +110,10 @@ class FileDatastore:
                         raise LogCut(f"the time {time_s:.3f}", oldest_of(segments))
                     return Position(0, segment.base)
             return end_of(segments)
+
+    def malformed(self) -> Malformed:
+        with self._lock:
+            return self._malformed
 
     def confirm(self, position: Position) -> None:
         self._confirmed = position
@@ -163,9 +172,15 @@ class FileDatastore:
         with self._lock:
             self._readers.discard(reader)
 
-    def _count_malformed(self) -> None:
+    def _count_malformed(self, place: int, where: str) -> None:
+        """Once, though several readers come to it."""
         with self._lock:
-            self.malformed_lines += 1
+            if place in self._counted:
+                return
+            if len(self._counted) >= _COUNTED_MAX:
+                self._counted.clear()
+            self._counted.add(place)
+            self._malformed = Malformed(self._malformed.lines + 1, where)
 
     def _place_after(self, position: Position) -> tuple[int, int]:
         """The segment's base, and the offset in it."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roskva.capture.positions import WHOLE, Position
-from roskva.capture.stores.postgres.decoding import ATTACHED_BYTES_MAX, Decoder, keys_from_message
+from roskva.capture.stores.postgres.decoding import ATTACHED_BYTES_MAX, GAP, Decoder, keys_from_message
 from roskva.capture.stores.postgres.timelines import Timelines
 from roskva.capture.updates import Change, Operation, Value
 from roskva.errors import CaptureRefused
@@ -252,6 +252,18 @@ def test_a_message_outside_of_transactions_stands_before_the_commit_that_begins_
     )
     assert said.position == Position(1, 99, 1) < inserted.position == Position(1, 100, 1)
     assert said.committed_us == 5  # when it was sent: no commit was seen before it
+
+
+def test_a_message_that_pretends_to_be_our_own_is_no_change_wherever_it_stands() -> None:
+    out = decoded(
+        messages.message(100, GAP, b"x", transactional=False),
+        messages.begin(100),
+        DOCUMENTS,
+        messages.message(90, GAP, b"x"),
+        messages.insert(7, 1, "a"),
+        messages.commit(100, 120),
+    )
+    assert [(change.operation, change.position) for change in out] == [(Operation.INSERT, Position(1, 100, 2))]  # it counts all the same
 
 
 def stream() -> list[bytes]:

@@ -12,9 +12,11 @@ import pytest
 from roskva.capture.interface import Reader
 from roskva.capture.positions import Position
 from roskva.capture.sections import Postgres
+from roskva.capture.settings import settings_of
 from roskva.capture.stores.postgres import PostgresStore
 from roskva.capture.updates import Change
 from roskva.cli.capture_check_roskva import published_finding
+from roskva.cli.capture_check_shards import shards_findings
 from roskva.errors import CaptureRefused, DatastoreUnavailable, LogCut, Unavailable
 from tests.capture.stores.postgres.place import Place, take
 
@@ -185,6 +187,37 @@ def test_messages_of_other_publications_are_none_of_ours(place: Place, named: Po
     place.execute("INSERT INTO documents VALUES (1, 'a')")
     with contextlib.closing(named.read_after(start)) as reader:
         assert [change.key for change in take(reader, 1)] == [{"id": 1}]
+
+
+def test_check_sees_tables_whose_deleted_rows_do_not_say_in_which_shard_they_were(place: Place) -> None:
+    columns = "(id int, user_id int NOT NULL, PRIMARY KEY (id))"
+    place.execute(
+        *(f"CREATE TABLE {table} {columns}" for table in ("plain", "whole", "by_index", "by_id", "unpublished")),
+        "CREATE SCHEMA sales",
+        f'CREATE TABLE sales."Orders" {columns}',
+        "CREATE TABLE including (id int, user_id int, PRIMARY KEY (id) INCLUDE (user_id))",
+        "CREATE TABLE without (id int PRIMARY KEY)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "CREATE UNIQUE INDEX by_both ON by_index (id, user_id)",
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_both",
+        'CREATE PUBLICATION "some" FOR TABLE plain, whole, by_index, by_id, including, without',
+    )
+
+    def named(publication: str, tables: tuple[str, ...] = (), shards: int = 4) -> dict[str, str]:
+        rules = {"by_id": "id % 4"} if shards == 4 else {}
+        dataset = {"name": "shop", "shards": shards, "shard": f"hash(user_id) % {shards}", "tables": rules}
+        store: dict[str, object] = {"kind": "postgres", "dsn": place.settings.dsn, "publication": publication}
+        store |= {"tables": list(tables)} if tables else {}
+        found = shards_findings(settings_of({"dataset": dataset, "datastore": store}))
+        return {finding.what.split()[5]: finding.do for finding in found if not finding.ok}
+
+    assert named("some", shards=1) == {}
+    mends = named("some", ('sales."Orders"',))
+    assert mends.keys() == {"plain", "including", "sales.Orders"}
+    assert mends["sales.Orders"].startswith('ALTER TABLE "sales"."Orders" REPLICA IDENTITY FULL; or have a unique index')
+    assert named("none yet").keys() == {"plain", "including", "sales.Orders", "unpublished"}
+    place.execute(*(mend.partition(";")[0] for mend in mends.values()))
+    assert named("some", ('sales."Orders"',)) == {}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def check_rows(statements: Session, images: tuple[str, ...]) -> Iterator[Finding
         statements,
         "binlog_row_image",
         lambda value: value in images,
-        "columns that were not changed are missing from updates",
+        "columns that were not changed are missing from updates, and from deletions all but the key: what a shard's rule asks for, too",
         "SET GLOBAL binlog_row_image = 'FULL', and in the server's configuration",
     )
 

@@ -327,6 +327,8 @@ class Decoder:
             elif wanted:
                 out.append(self._of_message(prefix, content, len(payload)))
             return
+        if prefix == GAP:  # our own stand in transactions: this is somebody else's, and no change either
+            return
         self._sequence, self._index = lsn - 1, 1
         self._history = self._timelines.history_of(lsn - 1)
         self._committed_us = self._committed_us or sent_us  # it has no time of its own: that of the last commit before it, if one was read
