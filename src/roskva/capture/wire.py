@@ -31,7 +31,8 @@ acknowledged is never sent again. DataLoss says that what is after its first pos
 
 **The end of a flow.** Close from the publisher: the subscriber drops what it has not begun, finishes what it has, and answers Closed.
 Only then is the flow opened at another subscriber (or after the connection broke). Closed without being asked gives a flow back: with
-`after_s`, after which it may come again; with `to`, to another member of the application, if that is there. `epoch` in Open fences: a
+`after_s`, after which it may come again; with `to`, to another member of the application, if that is there: where flows are spread
+evenly, it stays with that one for as long as it is connected. `epoch` in Open fences: a
 subscriber that knows the same shard of the same dataset under a higher epoch answers Closed at once, since the publisher that opened it
 is no longer its owner. The same for an equal epoch and a smaller number.
 

@@ -128,7 +128,14 @@ def _of_flow(command: str, done: str, **more: Callable[[argparse.Namespace], obj
 
 pause = _of_flow("pause", "Paused", why=lambda arguments: arguments.why)
 resume = _of_flow("resume", "Resumed")
-reassign = _of_flow("reassign", "To another process", member=lambda arguments: arguments.to)
+_to_another = _of_flow("reassign", "To another process", member=lambda arguments: arguments.to)
+_back = _of_flow("reassign", "As the balance has them", back=lambda arguments: True)
+
+
+def reassign(arguments: argparse.Namespace) -> int:
+    if arguments.to and arguments.back:
+        raise BadRequest("Name the process to give the flow to, or give --back for the balance: not both.")
+    return (_back if arguments.back else _to_another)(arguments)
 
 
 def rewind(arguments: argparse.Namespace) -> int:

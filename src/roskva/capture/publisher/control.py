@@ -10,7 +10,7 @@ A request is one line of JSON, {"command": NAME, ...}; the answer is one line, {
     rewind     application, shard, to       "oldest", "end", a position such as "1/4711", or a time in seconds since 1970
     ahead      application, shard, to       where that is, and which flows a rewind would take forward; changes nothing
     move       application, to              all its flows go to this publisher as soon as it lives; "" is what the settings say
-    reassign   application, shard, member   to another process of the application
+    reassign   application, shard, member   to another process of the application, where it stays (placing.py); with back: no longer so
     remove     application                  forget its flows; it must not be among the settings any more
     set        any fields of Limits         rates and limits, until the next restart
 """
@@ -164,6 +164,8 @@ class Control:
         member = str(request.get("member") or "")
         flows = self._owned(request)
         application = flows[0].application
+        if request.get("back"):
+            return [str(flow) for flow in flows if self._publisher.placing.leave_to_the_balance(flow, now_s)]
         connected = self._publisher.placing.members(application)
         those = f"Connected of {application!r}: {', '.join(connected) or 'none'}."
         if member and member not in connected:

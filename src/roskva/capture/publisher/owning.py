@@ -21,7 +21,7 @@ from roskva.capture.datamarkers import Claim, Datamarkers
 from roskva.capture.interface import Datastore
 from roskva.capture.ownership import Duty, FlowName, Reach, Record, decide, fit_for, order_of
 from roskva.capture.positions import Position
-from roskva.capture.publisher.about import about_of, elsewhere_of
+from roskva.capture.publisher.about import WISHED, about_of, elsewhere_of
 from roskva.capture.publisher.beginning import Beginning, position_in
 from roskva.capture.publisher.notes import BEYOND, Stopped, notes_of, order_noted, paused_of, stopped_of
 from roskva.capture.publisher.peers import Peers, Seen
@@ -88,7 +88,7 @@ class Owning:
     def _about(self) -> bytes:
         if len(self.settings.peers) < 2:
             return about_of(self._reach(), {}, [])
-        return about_of(self._reach(), self._placing.placed(), self.settings.applications)
+        return about_of(self._reach(), self._placing.placed(), self.settings.applications, self._placing.wished())
 
     # Ownership.
 
@@ -132,6 +132,7 @@ class Owning:
         self._beaten_s = began_s
         self.peers.observe(seen, self._loop.time())
         self._placing.elsewhere = elsewhere_of(self.peers.others.values())
+        self._placing.elsewhere_wished = elsewhere_of(self.peers.others.values(), WISHED)
         self._watch(seen.records)
         if self.stopping:
             return

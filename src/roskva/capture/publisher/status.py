@@ -155,6 +155,7 @@ def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
         "state": str(status.state),
         "why": status.why or publisher.beyond.waits_for(status.flow),
         "member": None if at is None else at.member,
+        "stays": publisher.placing.stays(status.flow),
         "epoch": status.epoch,
         "datamarker": str(status.datamarker),
         "stored": None if status.stored is None else str(status.stored),

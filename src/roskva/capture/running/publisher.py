@@ -74,7 +74,7 @@ def _application(settings: CaptureSettings, name: str, given: Application) -> Ap
         passes=None if given.wanted == EVERYTHING else for_updates(given.wanted),
         terms=Terms(given.real_time_only, given.max_age_s, given.max_staleness_s),
         start=given.start,
-        balance=given.balance,
+        balance=given.strategy,
         regions=dict.fromkeys(range(settings.dataset.shards), given.region) if given.region else {},
     )
 

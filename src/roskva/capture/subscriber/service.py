@@ -158,7 +158,11 @@ class Subscriber:
         return True
 
     def hand_over(self, shard: Shard, to: str = "") -> bool:
-        """Give a flow to another process of the application: the named one if it is there, or whoever the publisher chooses."""
+        """Give a flow to another process of the application: the named one if it is there, or whoever the publisher chooses.
+
+        With balance = "coordinated" it stays with the named one, as after `roskva capture reassign`, for as long as that one is connected.
+        Without a name it does not come here for GIVEN_S (10 s); after that flows are spread evenly again.
+        """
         flow = self._flows.get(shard)
         if flow is None or flow.ended:
             return False
