@@ -157,7 +157,8 @@ examples:
 
 _SET_MORE: Final = """\
 Counts at once, and until the next restart: write it into the settings file, too. Names are those of the limits (caravans_max,
-caravan_rate_max, caravans_rate_total_max, policy, datamarker_period_s, buffer_bytes_max ...); the answer is all of them.
+caravan_rate_max, caravans_rate_total_max, policy, datamarker_period_s, buffer_bytes_max ...), memory_mib_max and connections_max; the
+answer is all of them. Who is connected stays so, and flows keep the windows that they have.
 
 examples:
   roskva capture set caravan_rate_max="8 MiB"

@@ -12,7 +12,7 @@ A request is one line of JSON, {"command": NAME, ...}; the answer is one line, {
     move       application, to              all its flows go to this publisher as soon as it lives; "" is what the settings say
     reassign   application, shard, member   to another process of the application, where it stays (placing.py); with back: no longer so
     remove     application                  forget its flows; it must not be among the settings any more
-    set        any fields of Limits         rates and limits, until the next restart
+    set        fields of Limits, SET_TOO    rates and limits, until the next restart
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from roskva.capture.limits import Limits
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import position_from_text
 from roskva.capture.publisher.notes import ORDER, PAUSED
-from roskva.capture.publisher.settings import Start
+from roskva.capture.publisher.settings import SET_TOO, Start
 from roskva.capture.publisher.status import flow_status
 from roskva.errors import BadRequest, InvalidSetting, RoskvaError, UnknownApplication
 
@@ -184,7 +184,7 @@ class Control:
         return [str(flow) for flow in flows]
 
     async def _set(self, request: dict[str, Any]) -> Any:
-        known = {field.name: field.type for field in fields(Limits)}
+        known = {field.name: field.type for field in fields(Limits)} | dict.fromkeys(SET_TOO, "int")
         wanted = {name: value for name, value in request.items() if name != "command"}
         for name in wanted.keys() - known.keys():
             raise InvalidSetting(f"There is no limit {name!r}: {', '.join(known)} can be set.")
@@ -192,8 +192,10 @@ class Control:
         for name, value in wanted.items():
             if not isinstance(value, str if known[name] == "str" else int | float) or isinstance(value, bool):
                 raise InvalidSetting(f"The limit {name} cannot be {value!r}.")
-        self._publisher.configure(replace(settings, limits=replace(settings.limits, **wanted)))
-        return {name: getattr(self._publisher.settings.limits, name) for name in known}
+        own = {name: wanted.pop(name) for name in SET_TOO if name in wanted}
+        self._publisher.configure(replace(settings, limits=replace(settings.limits, **wanted), **own))
+        settings = self._publisher.settings
+        return {name: getattr(settings if name in SET_TOO else settings.limits, name) for name in known}
 
     def _named(self, request: dict[str, Any]) -> list[FlowName]:
         """Flows of the settings, whoever owns them."""
