@@ -12,7 +12,8 @@ some. A position is an array of history, sequence and index (positions.py). A fr
 The key is never sent: a proof is the HMAC-SHA256, under the application's key, of the role's name (`ROLE_SUBSCRIBER`, `ROLE_PUBLISHER`)
 followed by the SHA-256 of the bytes of Hello's frame and the bytes of Challenge's frame, both without their lengths. Each side's nonce of
 32 random bytes makes the other's proof new. The publisher proves itself in Welcome: a subscriber that cannot verify it must hang up.
-Nothing is encrypted by this: use TLS where others can listen.
+Nothing is encrypted by this: use TLS where others can listen. A second connection of one member is refused (`member-connected`) while the
+publisher has heard the first one within PING_S; otherwise it takes its place.
 
 **Flows.** The publisher opens a flow (Open: this is the paper's shard notice) under a number that is used once. The subscriber takes at
 first `window_bytes` of updates for each flow, as it said in Hello, and more with each Credit that it sends for that flow, as updates are

@@ -361,24 +361,6 @@ async def test_limits_change_while_it_runs(tmp_path: Path, log: NumberLog) -> No
             publisher.configure(replace(publisher.settings, name="another"))
 
 
-async def test_memory_and_connections_are_limited_anew_while_it_runs_and_nobody_is_closed(tmp_path: Path, log: NumberLog) -> None:
-    watching = Watching(1)
-    async with publishing(tmp_path, log) as publisher, subscriber(publisher, watching):
-        await until(lambda: publisher.placing.members("watch") == ["m1"])
-        answer = await command(tmp_path, command="set", memory_mib_max=2, connections_max=1, caravans_max=3)
-        assert (answer["memory_mib_max"], answer["connections_max"], answer["caravans_max"]) == (2, 1, 3)
-        assert publisher.core.limits.buffers_bytes_max == 2**20
-        async with subscriber(publisher, Watching(1), member="m2") as refused:
-            await until(lambda: [error.code for error in refused.problems.values()] == ["too-many-connections"])
-            for name in ("memory_mib_max", "connections_max"):
-                for value in (0, -1, 1.5, "many", True):
-                    assert await command(tmp_path, command="set", **{name: value}) == "invalid-setting"  # type: ignore[arg-type]
-            log.append(10)
-            await until(lambda: watching.has_all(10))
-            await command(tmp_path, command="set", connections_max=2)
-            await until(lambda: publisher.placing.members("watch") == ["m1", "m2"])
-
-
 async def test_the_socket_is_its_owners_alone_and_noise_is_answered(tmp_path: Path, log: NumberLog) -> None:
     async with publishing(tmp_path, log):
         assert stat.S_IMODE((tmp_path / "p1.control").stat().st_mode) == 0o600

@@ -25,19 +25,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from roskva.capture.limits import Limits
+from roskva.capture.limits import Limits, command_s_max
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import position_from_text
 from roskva.capture.publisher.notes import ORDER, PAUSED
 from roskva.capture.publisher.settings import SET_TOO, Start
 from roskva.capture.publisher.status import flow_status
-from roskva.errors import BadRequest, InvalidSetting, RoskvaError, UnknownApplication
+from roskva.errors import BadRequest, InvalidSetting, RoskvaError, Unavailable, UnknownApplication
 
 if TYPE_CHECKING:
     from roskva.capture.publisher.server import Publisher
 
 REQUEST_BYTES_MAX: Final = 2**16
-REQUEST_S_MAX: Final = 30.0
+REQUEST_S_MAX: Final = 10.0  # for the line that asks
 CONNECTIONS_MAX: Final = 16
 
 
@@ -86,7 +86,9 @@ class Control:
                 return
             async with asyncio.timeout(REQUEST_S_MAX):
                 line = await reader.readline()
-                writer.write(json.dumps(await self.answer(line)).encode() + b"\n")
+            answer = await self.answer(line)
+            async with asyncio.timeout(REQUEST_S_MAX):
+                writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
             pass  # whoever asked is gone, or asked for too much
@@ -103,7 +105,12 @@ class Control:
             command = self._commands.get(request.get("command", "")) if isinstance(request, dict) else None
             if command is None or not isinstance(request, dict):
                 raise BadRequest(f"A line of JSON with one of these commands is expected: {', '.join(self._commands)}.")
-            return {"ok": True, "answer": await command(request)}
+            seconds = command_s_max(request["command"], self._publisher.settings.close_s_max)
+            try:
+                async with asyncio.timeout(seconds):
+                    return {"ok": True, "answer": await command(request)}
+            except TimeoutError:
+                raise Unavailable(f"The command did not end within {seconds:.0f} s, and may still be done: look at status first.") from None
         except RoskvaError as error:
             return {"ok": False, "error": error.code, "message": str(error)}
         except (TypeError, ValueError) as error:

@@ -25,12 +25,14 @@ from roskva.capture.flows import Stream
 from roskva.capture.ownership import FlowName
 from roskva.capture.publisher.connection import SubscriberConnection
 from roskva.capture.publisher.settings import PublisherSettings
+from roskva.errors import MemberConnected, RoskvaError
 from roskva.model import rendezvous
 
 log = logging.getLogger(__name__)
 
 MOVING: Final = "it moves to another process"
 REST_S_MAX: Final = 3600.0
+NAMESAKE_S: Final = 60.0  # a process that was refused for its name is a problem for so long: it comes again all the time
 WINDOW_BYTES_MIN: Final = 2**16
 
 
@@ -58,6 +60,7 @@ class Placing:
         self._resting: dict[tuple[FlowName, str], float] = {}  # not at this member until then
         self.elsewhere_wished: Mapping[str, Mapping[int, str]] = {}  # of these, those that were wished to be there
         self._wished: dict[FlowName, str] = {}  # the member that shall have it, by the word of an operator or of another member
+        self._namesakes: dict[tuple[str, str], float] = {}  # application and member that were refused, and when the last time
         self._dice = random.Random()
         self._due_s = float("inf")
 
@@ -135,11 +138,20 @@ class Placing:
         """Its processes that are connected."""
         return sorted({c.member for c in self.connections.values() if c.application == application and not c.closing})
 
+    def problems(self, now_s: float) -> list[RoskvaError]:
+        """Processes that came lately, and were refused."""
+        self._namesakes = {name: since_s for name, since_s in self._namesakes.items() if now_s - since_s < NAMESAKE_S}
+        return [MemberConnected(member, application) for application, member in sorted(self._namesakes)]
+
     # What subscribers do.
 
     def joined(self, connection: SubscriberConnection, now_s: float) -> None:
+        """Raises MemberConnected if another process has its name: they would take each other's flows away for ever."""
         for other in list(self.connections.values()):
             if (other.application, other.member) == (connection.application, connection.member):
+                if not other.closing and other.silent_s < wire.PING_S:
+                    self._namesakes[connection.application, connection.member] = now_s
+                    raise MemberConnected(connection.member, connection.application)
                 other.abort()  # a process that lost its connection and came again before we saw that
         self.connections[connection.number] = connection
         self.due(now_s)

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from roskva.capture.balance import Strategy
 from roskva.capture.flows import Terms
-from roskva.capture.limits import Limits
+from roskva.capture.limits import CLOSE_S_MAX, Limits
 from roskva.capture.ownership import STEADY_S, TAKEOVER_S, Peer
 from roskva.capture.positions import Position
 from roskva.capture.updates import Change, Update
@@ -84,7 +84,7 @@ class PublisherSettings:
     balance_s: float = 5.0  # how often flows are balanced when nobody came or went
     settle_s: float = 0.1  # that flows wait for more processes of their application, after one came or went
     # A process that was told to close a flow, and does not answer for so long, loses it: its callback stands still.
-    close_s_max: float = 30.0
+    close_s_max: float = CLOSE_S_MAX
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64:

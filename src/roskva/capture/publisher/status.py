@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -86,7 +87,8 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
     retained = publisher.retained
     flows = [flow_status(publisher, status) for status in publisher.core.flows()]
     flows.sort(key=lambda flow: -flow["behind_share"])
-    troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems())
+    namesakes = publisher.placing.problems(asyncio.get_running_loop().time())
+    troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems(), *namesakes)
     problems = [*(str(error) for error in troubles if error is not None), *cut_off(publisher), *publisher.beyond.problems()]
     return {
         "publisher": publisher.name,

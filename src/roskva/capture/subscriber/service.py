@@ -28,7 +28,7 @@ from roskva.capture.positions import Position
 from roskva.capture.subscriber.callbacks import Callbacks, Shard
 from roskva.capture.subscriber.connection import HANDSHAKE_S, Connection, new_nonce
 from roskva.capture.subscriber.flow import Failures, ReceivedFlow
-from roskva.errors import BadRequest, InvalidSetting, RoskvaError, ServiceUnreachable
+from roskva.errors import BadRequest, InvalidSetting, MemberConnected, RoskvaError, ServiceUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Subscriber:
                 )
             except RoskvaError as error:
                 self._problems[address] = error
-                if not error.transient:
+                if not error.transient or isinstance(error, MemberConnected):
                     log.warning("The publisher at %s: %s", address, error)
                     delay_s = self._reconnect_s_max
             else:
