@@ -246,7 +246,7 @@ MUTANTS: Final = (
         "        if self._streams.get(flow) == frame.flow:",
         "        if True:",
         "caught up",
-        2409,
+        2581,
         "capture_shell",
     ),
     Mutant(
