@@ -41,6 +41,7 @@
     |   +-- Overloaded             a queue is at its limit
     |   +-- RateLimited            more messages, publishes or handshakes in a second than allowed
     |   +-- TooManyConnections     an address or an application has as many connections as allowed
+    |   +-- MemberConnected        a process of an application of capture comes under the name of one that is connected
     |   +-- AuthorizationUnavailable  the application's own service, which decides, does not answer
     |   +-- GoingAway              the gateway stops, and its clients come back within `retry_after_s`
     |   +-- SlowConsumer           a connection did not take what was sent to it
@@ -409,6 +410,15 @@ class TooManyConnections(Unavailable):
     def __init__(self, limit: str) -> None:
         super().__init__(f"There are as many connections as {limit} allows.")
         self.limit = limit
+
+
+class MemberConnected(Unavailable):
+    code = "member-connected"
+    advice = "Give each process a `member` of its own; one that lost its connection comes in after some seconds."
+    retry_after_s = 10.0
+
+    def __init__(self, member: str, application: str) -> None:
+        super().__init__(f"A process {_shown(member)} of {_shown(application)} is connected, and another one comes under that name.")
 
 
 class AuthorizationUnavailable(Unavailable):

@@ -1,13 +1,16 @@
 """Which process of an application gets a flow, and when a flow moves to another (Wormhole 3, 4.4.3, Figure 11).
 
-Pure: dice are given. Two strategies are here; an application's own is a callable of the same form (`Strategy`). A strategy says where
-flows shall be; the publisher moves them, and never before the process that has a flow let it go or is gone: the next one begins at the
-datamarker.
+Pure: dice are given. Two strategies are here; an application's own is a callable of the same form (`Strategy`), which the settings may name
+(own_strategy.py). A strategy says where flows shall be; the publisher moves them, and never before the process that has a flow let
+it go or is gone: the next one begins at the datamarker.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from roskva.errors import InvalidSetting
@@ -63,17 +66,24 @@ def weighted(
 
 
 def coordinated(
-    shards: Collection[int], placed: Mapping[int, str], subscribers: Sequence[Subscriber], dice: Callable[[], float]
+    shards: Collection[int],
+    placed: Mapping[int, str],
+    subscribers: Sequence[Subscriber],
+    dice: Callable[[], float],
+    fixed: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[int, str]:
-    """One owner per shard over those that live: as few moves as possible, and those of equal weight differ by one flow at most."""
+    """One owner per shard over those that live: as few moves as possible, and those of equal weight differ by one flow at most.
+
+    `fixed`: where some shall be whatever follows, since somebody wished it. The others make up for it as far as they can.
+    """
     there = {subscriber.member: subscriber.weight for subscriber in subscribers}
     if not there:
         return {}
-    quota = _quotas(len(shards), there, placed, shards)
-    result: dict[int, str] = {}
-    room = dict(quota)
+    result = {shard: member for shard, member in fixed.items() if shard in shards and member in there}
+    placed = {**placed, **result}
+    room = _room(shards, there, placed, Counter(result.values()))
     homeless = []
-    for shard in sorted(shards):
+    for shard in sorted(set(shards) - result.keys()):
         member = placed.get(shard)
         if member is not None and room.get(member, 0) > 0:
             result[shard] = member
@@ -82,10 +92,23 @@ def coordinated(
             homeless.append(shard)
     for shard in homeless:
         member = rendezvous(shard, (name for name, left in room.items() if left > 0))
-        assert member is not None, "the quotas add up to the number of shards"
+        assert member is not None, "there is as much room as there are shards that are not fixed"
         result[shard] = member
         room[member] -= 1
     return result
+
+
+def _room(shards: Collection[int], weights: Mapping[str, float], placed: Mapping[int, str], fixed: Mapping[str, int]) -> dict[str, int]:
+    """How many flows each gets beside those that are fixed to it: none, if these are more than its share; the others share the rest."""
+    left, sharing = len(shards), dict(weights)
+    while True:
+        quota = _quotas(left, sharing, placed, shards)
+        full = [member for member in sharing if fixed.get(member, 0) > quota[member]]
+        if not full:
+            return {member: count - fixed.get(member, 0) for member, count in quota.items()}
+        for member in full:
+            del sharing[member]
+            left -= fixed[member]
 
 
 def _quotas(count: int, weights: Mapping[str, float], placed: Mapping[int, str], shards: Collection[int]) -> dict[str, int]:
@@ -129,5 +152,9 @@ def strategy(named: str | Strategy) -> Strategy:
         return named
     found = STRATEGIES.get(named)
     if found is None:
-        raise InvalidSetting(f"There is no strategy {named[:40]!r} to balance flows: {', '.join(STRATEGIES)} are there.")
+        near = difflib.get_close_matches(named[:64].lower(), STRATEGIES, n=1)
+        raise InvalidSetting(
+            f"There is no strategy {named[:40]!r} to balance flows: {', '.join(STRATEGIES)} are there, or your own, as"
+            " package.module:function." + (f" Did you mean {near[0]!r}?" if near else "")
+        )
     return found

@@ -36,6 +36,9 @@ class Retained(NamedTuple):
     bytes_kept: int | None = None
     # Whether it is a standby's, and so may be behind what was read elsewhere. None: the datastore cannot tell.
     follows: bool | None = None
+    # Whether it is of one and the same log, however often it is asked for: then the end never goes back, unless something was taken back.
+    # False: it may be that of another copy each time.
+    same_log: bool = False
 
 
 class Finding(NamedTuple):

@@ -13,6 +13,18 @@ from roskva.errors import BadRequest
 CATCH_UP_MIN: Final = 1.25  # Wormhole 3.1: "typically 1.25 to 2 times faster"
 CATCH_UP_MAX: Final = 2.0
 CARAVANS_MAX: Final = 64
+CLOSE_S_MAX: Final = 30.0  # a process that was told to close a flow, and does not answer for so long, loses it
+COMMAND_S_MAX: Final = 30.0  # within which a publisher answers a command of an operator
+
+
+def take_back_s_max(close_s_max: float) -> float:
+    """Within which no process has a flow any more that is taken back, whatever its callbacks do."""
+    return 2 * close_s_max
+
+
+def command_s_max(command: object, close_s_max: float = CLOSE_S_MAX) -> float:
+    """Within which this command is answered: a rewind takes flows back first. Whoever asks waits for longer."""
+    return COMMAND_S_MAX + (take_back_s_max(close_s_max) if command == "rewind" else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from roskva.address import PORT_MAX
-from roskva.capture.balance import STRATEGIES
+from roskva.capture.balance import Strategy, coordinated
 from roskva.capture.filters import EVERYTHING, Filter
 from roskva.capture.mapping import COMMIT_POSITION, Rule
 from roskva.capture.ownership import TAKEOVER_S
@@ -185,8 +185,7 @@ class Application:
     region: str = setting("", "Whose publishers it prefers.", example="eu", **NAME)
     balance: str = setting(
         "coordinated",
-        "Which of its processes gets a flow: coordinated has one owner for each, weighted throws dice.",
-        one_of=tuple(STRATEGIES),
+        "Which of its processes gets a flow: coordinated spreads evenly, weighted by dice and load; package.module:function is your own.",
     )
     key: str = setting("", "The secret that its subscribers show; none: the publisher's.", secret=True, example="32 random characters")
     key_file: str = setting("", "A file that holds it.", example="/etc/roskva/search-key")
@@ -199,6 +198,7 @@ class Application:
     )
     tls_key: str = setting("", "The private key of that.", example="/etc/roskva/search-tls.key")
     wanted: Filter = EVERYTHING  # what the text of the filter says
+    strategy: Strategy = coordinated  # what `balance` names
 
 
 @dataclass(frozen=True, slots=True)

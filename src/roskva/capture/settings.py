@@ -7,7 +7,7 @@
     [roskva]               Roskva as one of these, with a [[roskva.mapping]] for each table
 
 `load` checks everything, filters and rules included, and raises InvalidSetting with the path of what does not fit. `example` is a file to
-begin with. Nothing here opens a datastore or listens; the files that hold keys are read.
+begin with. Nothing here opens a datastore or listens; the files that hold keys are read, and a strategy of the user's own is imported.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from roskva.capture.balance import strategy
 from roskva.capture.datamarkers.opening import check_place
 from roskva.capture.filters import EVERYTHING, Basic, Filter, Key, OneOf, parse_filter
 from roskva.capture.mapping import parse_mapping
+from roskva.capture.own_strategy import own_strategy
 from roskva.capture.positions import position_from_text
 from roskva.capture.sections import (
     DATASTORES,
@@ -199,7 +201,9 @@ def _applications(given: Any) -> dict[str, Application]:
         _check_pair(application.tls_certificate, application.tls_key, path)
         with _at(f"{path}.filter"):
             wanted = parse_filter(application.filter) if application.filter else EVERYTHING
-        found[name] = replace(application, wanted=wanted, start=_start(application.start, f"{path}.start"))
+        with _at(f"{path}.balance"):
+            balance = (own_strategy if ":" in application.balance else strategy)(application.balance)
+        found[name] = replace(application, wanted=wanted, strategy=balance, start=_start(application.start, f"{path}.start"))
     return found
 
 

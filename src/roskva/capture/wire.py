@@ -12,7 +12,8 @@ some. A position is an array of history, sequence and index (positions.py). A fr
 The key is never sent: a proof is the HMAC-SHA256, under the application's key, of the role's name (`ROLE_SUBSCRIBER`, `ROLE_PUBLISHER`)
 followed by the SHA-256 of the bytes of Hello's frame and the bytes of Challenge's frame, both without their lengths. Each side's nonce of
 32 random bytes makes the other's proof new. The publisher proves itself in Welcome: a subscriber that cannot verify it must hang up.
-Nothing is encrypted by this: use TLS where others can listen.
+Nothing is encrypted by this: use TLS where others can listen. A second connection of one member is refused (`member-connected`) while the
+publisher has heard the first one within PING_S; otherwise it takes its place.
 
 **Flows.** The publisher opens a flow (Open: this is the paper's shard notice) under a number that is used once. The subscriber takes at
 first `window_bytes` of updates for each flow, as it said in Hello, and more with each Credit that it sends for that flow, as updates are
@@ -31,7 +32,8 @@ acknowledged is never sent again. DataLoss says that what is after its first pos
 
 **The end of a flow.** Close from the publisher: the subscriber drops what it has not begun, finishes what it has, and answers Closed.
 Only then is the flow opened at another subscriber (or after the connection broke). Closed without being asked gives a flow back: with
-`after_s`, after which it may come again; with `to`, to another member of the application, if that is there. `epoch` in Open fences: a
+`after_s`, after which it may come again; with `to`, to another member of the application, if that is there: where flows are spread
+evenly, it stays with that one for as long as it is connected. `epoch` in Open fences: a
 subscriber that knows the same shard of the same dataset under a higher epoch answers Closed at once, since the publisher that opened it
 is no longer its owner. The same for an equal epoch and a smaller number.
 

@@ -31,6 +31,7 @@ def add_capture(commands: Any) -> None:
         parser.add_argument("flow", metavar="FLOW", help=_FLOW)
     rewind.add_argument("to", metavar="PLACE", help="oldest, end, a position such as 1/4711, or a time such as 2026-01-31T12:00:00Z")
     reassign.add_argument("--to", metavar="PROCESS", help="this one, by its name in status (default: any other)")
+    reassign.add_argument("--back", action="store_true", help="no longer so: flows are spread evenly again")
     move = add_command(
         parts, "move", _of("control", "move"), "let another publisher of the same data have an application's flows", _MOVE_MORE
     )
@@ -131,11 +132,14 @@ examples:
   roskva capture rewind search 2026-01-31T12:00:00Z"""
 
 _REASSIGN_MORE: Final = """\
-The process finishes what it has begun; the other one goes on from the datamarker.
+The process finishes what it has begun; the other one goes on from the datamarker. With balance = "coordinated" the flow stays there, and
+others make up for it, until that process is gone or gives it back (a callback raised), another publisher has the flow, or --back. With
+"weighted" it stays until its process is overloaded; with a function of your own, until that says otherwise.
 
 examples:
   roskva capture reassign search/3
-  roskva capture reassign search/3 --to worker-2:4711"""
+  roskva capture reassign search/3 --to worker-2:4711
+  roskva capture reassign search --back"""
 
 _MOVE_MORE: Final = """\
 For publishers of the same data (publisher.peers). Flows go over without a gap, and stay there, also over restarts, until --back.
@@ -153,7 +157,8 @@ examples:
 
 _SET_MORE: Final = """\
 Counts at once, and until the next restart: write it into the settings file, too. Names are those of the limits (caravans_max,
-caravan_rate_max, caravans_rate_total_max, policy, datamarker_period_s, buffer_bytes_max ...); the answer is all of them.
+caravan_rate_max, caravans_rate_total_max, policy, datamarker_period_s, buffer_bytes_max ...), memory_mib_max and connections_max; the
+answer is all of them. Who is connected stays so, and flows keep the windows that they have.
 
 examples:
   roskva capture set caravan_rate_max="8 MiB"

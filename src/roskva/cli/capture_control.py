@@ -20,7 +20,7 @@ from roskva.errors import BadRequest, InvalidSetting, Unavailable
 CONFIG: Final = "ROSKVA_CAPTURE_CONFIG"
 LOCK: Final = "capture.lock"  # in the data directory, held by who runs there
 ANSWER_BYTES_MAX: Final = 1 << 28
-ANSWER_S_MAX: Final = 35.0  # the publisher gives up after 30 s by itself
+PATIENCE_S: Final = 5.0  # beyond the time within which a publisher answers
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(KiB|MiB|GiB)", re.IGNORECASE)
 _UNITS: Final = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _FILE_SUFFIX: Final = "_bytes_per_s"  # of the settings file's names for the same limits
@@ -67,12 +67,15 @@ def data_of(arguments: argparse.Namespace) -> Path:
     return load(config_of(arguments)).publisher.data
 
 
-def ask(path: Path, command: str, timeout_s: float = ANSWER_S_MAX, **given: object) -> Any:
-    """The answer to one command. Refused, in the publisher's own words; NotRunning if nobody is there."""
+def ask(path: Path, command: str, timeout_s: float | None = None, **given: object) -> Any:
+    """The answer to one command, within the time that a publisher may take for it. Refused, in the publisher's own words; NotRunning if
+    nobody is there."""
+    from roskva.capture.limits import command_s_max
+
     request = json.dumps({"command": command, **{name: value for name, value in given.items() if value is not None}})
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(timeout_s)
+            line.settimeout(command_s_max(command) + PATIENCE_S if timeout_s is None else timeout_s)
             line.connect(str(path))
             line.sendall(request.encode() + b"\n")
             answer = _all_of(line)
@@ -105,7 +108,7 @@ def _all_of(line: socket.socket) -> bytes:
 def asked(arguments: argparse.Namespace, command: str, **given: object) -> Any:
     from roskva.capture.running.places import CONTROL
 
-    return ask(data_of(arguments) / CONTROL, command, ANSWER_S_MAX, **given)
+    return ask(data_of(arguments) / CONTROL, command, None, **given)
 
 
 def flow_in(text: str) -> tuple[str, int | None]:
@@ -128,7 +131,14 @@ def _of_flow(command: str, done: str, **more: Callable[[argparse.Namespace], obj
 
 pause = _of_flow("pause", "Paused", why=lambda arguments: arguments.why)
 resume = _of_flow("resume", "Resumed")
-reassign = _of_flow("reassign", "To another process", member=lambda arguments: arguments.to)
+_to_another = _of_flow("reassign", "To another process", member=lambda arguments: arguments.to)
+_back = _of_flow("reassign", "As the balance has them", back=lambda arguments: True)
+
+
+def reassign(arguments: argparse.Namespace) -> int:
+    if arguments.to and arguments.back:
+        raise BadRequest("Name the process to give the flow to, or give --back for the balance: not both.")
+    return (_back if arguments.back else _to_another)(arguments)
 
 
 def rewind(arguments: argparse.Namespace) -> int:

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roskva.capture.balance import Subscriber, coordinated, strategy
 from roskva.capture.filters import EVERYTHING
 from roskva.capture.mapping import Column
 from roskva.capture.positions import Position
+from roskva.capture.running.publisher import publisher_settings
 from roskva.capture.settings import (
     DATASTORES,
     Application,
@@ -157,6 +159,26 @@ def test_the_other_datastores() -> None:
     assert settings_of(base | {"datastore": {"kind": "files", "path": "~/x"}}).datastore == Files(Path("~/x").expanduser())
 
 
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A strategy in a file that PYTHONPATH finds."""
+    (tmp_path / "placement_of_tests.py").write_text(
+        "def apart(shards, placed, subscribers, dice):\n"
+        "    members = sorted(one.member for one in subscribers)\n"
+        "    return {shard: members[0 if shard == 0 else -1] for shard in shards}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "placement_of_tests:apart"
+
+
+def test_a_strategy_of_the_users_own_is_named_in_the_file_and_reaches_the_publisher(own: str, tmp_path: Path) -> None:
+    settings = of(f"[publisher]\ndata = '{tmp_path}'\n[applications.x]\nbalance = '{own}'\n[applications.y]")
+    placed = publisher_settings(settings).applications
+    subscribers = [Subscriber(member) for member in ("b", "a", "c")]
+    assert strategy(placed["x"].balance)(range(4), {}, subscribers, lambda: 0.5) == {0: "a", 1: "c", 2: "c", 3: "c"}
+    assert strategy(placed["y"].balance) is coordinated
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -201,7 +223,14 @@ def test_the_other_datastores() -> None:
         ("[applications.x]\nstart = 5", "a time needs its zone"),
         ("[applications.x]\nstart = '1/2.3.4'", "applications.x.start: '1/2.3.4' is no position"),
         ("[applications.x]\nreal_time_only = 'yes'", "must be true or false"),
-        ("[applications.x]\nbalance = 'random'", "it must be one of weighted, coordinated"),
+        ("[applications.x]\nbalance = 'random'", "applications.x.balance: There is no strategy 'random' to balance flows: weighted,"),
+        ("[applications.x]\nbalance = 'wieghted'", "Did you mean 'weighted'?"),
+        ("[applications.x]\nbalance = 'not.there:place'", "There is no module 'not', which 'not.there:place' needs"),
+        ("[applications.x]\nbalance = 'math:place'", "the module 'math' has no function 'place'"),
+        ("[applications.x]\nbalance = 'math:pi'", "the module 'math' has no function 'pi'"),
+        ("[applications.x]\nbalance = 'math:sqrt'", "The strategy 'math:sqrt' raised TypeError"),
+        ("[applications.x]\nbalance = 'builtins:print'", "The strategy 'builtins:print' answered None"),
+        ("[applications.x]\nbalance = ':'", "The module of ':' cannot be imported: ValueError"),
         ("[applications.x]\nmax_age_s = -1", "greater than 0"),
         ("[roskva]\napplication = 'demo'", "one [[roskva.mapping]] for each table"),
         ("[roskva]\n[[roskva.mapping]]\ntable = 't'\nobject = 'x'", "roskva.application must be given: the application whose objects"),

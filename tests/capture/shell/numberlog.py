@@ -48,6 +48,7 @@ class NumberLog:
         self.confirmed = 0
         self.fails = False  # as long as this is set, nothing can be read
         self.follows: bool | None = None  # whether it is a standby's
+        self.same_log = False
         self._cut = path.with_suffix(f".cut{replica}")
         path.touch()
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -68,6 +69,10 @@ class NumberLog:
         except FileNotFoundError:
             return 0
 
+    def take_back(self, count: int) -> None:
+        """All but so many: as if it were restored."""
+        os.ftruncate(self._descriptor, count * WIDTH)
+
     def cut(self, count: int) -> None:
         fresh = self._cut.with_suffix(".fresh")
         fresh.write_text(str(count))
@@ -76,7 +81,9 @@ class NumberLog:
     def retained(self) -> Retained:
         if self.fails:
             raise DatastoreUnavailable("The numbers do not answer.")
-        return Retained(Position(0, self.gone), Position(0, self.count), (self.count - self.gone) * WIDTH, follows=self.follows)
+        return Retained(
+            Position(0, self.gone), Position(0, self.count), (self.count - self.gone) * WIDTH, follows=self.follows, same_log=self.same_log
+        )
 
     def read_after(self, position: Position) -> NumberReader:
         return NumberReader(self, position.sequence if position.index > 0 else position.sequence - 1)

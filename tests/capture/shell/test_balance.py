@@ -45,6 +45,22 @@ def test_coordinated_spreads_by_one_at_most_and_moves_no_more_than_it_must(shard
     assert coordinated(shards, second, [Subscriber(member) for member in now], lambda: 0.5) == second, "nothing moves twice"
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.sets(st.integers(0, 200), max_size=80), members, st.data())
+def test_coordinated_evens_out_the_rest_around_what_is_fixed(shards: set[int], now: list[str], data: st.DataObject) -> None:
+    there = [Subscriber(member) for member in now]
+    wishes = st.dictionaries(st.integers(0, 200), st.sampled_from("abcdefgh"))
+    fixed, placed = data.draw(wishes), data.draw(wishes)
+    after = coordinated(shards, placed, there, lambda: 0.5, fixed)
+    assert after.keys() == (shards if now else set())
+    kept = {shard: member for shard, member in fixed.items() if shard in shards and member in now}
+    assert {shard: after[shard] for shard in kept} == kept
+    counts, least = Counter(after.values()), Counter(kept.values())
+    for member in now:  # whoever has more than others by two has no more than was wished
+        assert counts[member] <= max(least[member], 1 + min(counts[other] for other in now))
+    assert coordinated(shards, after, there, lambda: 0.5, fixed) == after, "nothing moves twice"
+
+
 def test_coordinated_follows_weights() -> None:
     placed = coordinated(range(100), {}, [Subscriber("a", 3.0), Subscriber("b", 1.0), Subscriber("c", 0.0)], lambda: 0.5)
     assert Counter(placed.values()) == {"a": 75, "b": 25}

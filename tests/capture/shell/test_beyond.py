@@ -49,7 +49,7 @@ async def test_what_was_taken_back_stops_a_flow_until_an_operator_rewinds_it(
         assert len(problems) == 1
         assert "The position 0/50 is not of this log: it was beyond its end." in problems[0]
         assert "`roskva capture rewind watch/0 PLACE`" in problems[0]
-        assert (state, why) == ("paused", "its datamarker 0/50 was beyond the log's end 0/10: rewind it")
+        assert (state, why) == ("paused", "it had come to 0/50, beyond the log's end 0/10: rewind it")
         log.append(100)
         await asyncio.sleep(0.3)
         assert watching.total == 0
@@ -67,6 +67,29 @@ async def test_what_was_taken_back_stops_a_flow_until_an_operator_rewinds_it(
     assert (watching.skipped, watching.losses) == ([], [])
 
 
+@pytest.mark.parametrize("acknowledges", [True, False])
+@pytest.mark.parametrize(("same_log", "peers"), [(True, ()), (False, ()), (True, (Peer("p1"), Peer("p2")))])
+async def test_a_log_that_was_seen_to_go_back_stops_a_flow_before_it_comes_there_again(
+    tmp_path: Path, log: NumberLog, same_log: bool, peers: tuple[Peer, ...], acknowledges: bool
+) -> None:
+    """Written past it at once: nobody waits for capture. What may be another copy, or is one of several publishers', is waited for."""
+    log.same_log = same_log
+    watching = Watching(1, acknowledges)
+    async with publishing(tmp_path, log, peers=peers) as publisher, subscriber(publisher, watching):
+        log.append(50)
+        await until(lambda: watching.has_all(50) and (not acknowledges or publisher.core.flows()[0].datamarker.sequence == 50))
+        log.take_back(10)
+        await until(lambda: publisher.beyond.waits_for(FLOW) != "" or publisher.owning.stopped != {})
+        log.append(100)
+        if same_log and not peers:
+            await until(lambda: FLOW in publisher.placing.paused)
+            await asyncio.sleep(0.3)
+            assert watching.total == 50
+            assert await command(tmp_path, command="rewind", application="watch", to="0/10") == {"watch/0": "0/10"}
+        await until(lambda: watching.has_all(110))
+        assert watching.repeated == (40 if same_log and not peers else 0)
+
+
 @pytest.mark.parametrize(("follows", "peers"), [(True, ()), (None, (Peer("p1"), Peer("p2")))])
 async def test_a_log_that_may_be_behind_is_waited_for_and_status_says_so(
     tmp_path: Path, log: NumberLog, store: SqliteDatamarkers, follows: bool | None, peers: tuple[Peer, ...]
@@ -76,7 +99,7 @@ async def test_a_log_that_may_be_behind_is_waited_for_and_status_says_so(
     async with publishing(tmp_path, log, store=store, peers=peers, behind_s_max=0.5) as publisher, subscriber(publisher, watching):
         await until(lambda: publisher.beyond.waits_for(FLOW) != "")
         problems, _, why = await status_of(tmp_path)
-        assert (problems, why) == ([], "waits for the log, which ends at 0/10, to come to its datamarker")
+        assert (problems, why) == ([], "waits for the log, which ends at 0/10, to come to where it is")
         await until(lambda: publisher.beyond.problems() != [])
         problems, _, _ = await status_of(tmp_path)
         assert len(problems) == 1

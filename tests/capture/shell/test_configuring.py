@@ -1,4 +1,4 @@
-"""Other settings of applications, while their flows run and their callbacks stand still."""
+"""Other settings of applications, while their flows run and their callbacks stand still; and other limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roskva.capture.publisher import ApplicationSettings, Publisher
 from roskva.capture.subscriber import Shard
 from roskva.capture.updates import Update
 from tests.capture.shell.numberlog import KEY, NumberLog
-from tests.capture.shell.serving import publishing, subscriber
+from tests.capture.shell.serving import command, publishing, subscriber
 from tests.capture.shell.watching import Watching, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_running")
@@ -107,3 +107,21 @@ async def test_what_changes_while_a_flow_is_rewound_holds_afterwards(tmp_path: P
                     await until(lambda: publisher.owning.held == {})
                 else:
                     assert terms_of(publisher) == terms
+
+
+async def test_memory_and_connections_are_limited_anew_while_it_runs_and_nobody_is_closed(tmp_path: Path, log: NumberLog) -> None:
+    watching = Watching(1)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, watching):
+        await until(lambda: publisher.placing.members("watch") == ["m1"])
+        answer = await command(tmp_path, command="set", memory_mib_max=2, connections_max=1, caravans_max=3)
+        assert (answer["memory_mib_max"], answer["connections_max"], answer["caravans_max"]) == (2, 1, 3)
+        assert publisher.core.limits.buffers_bytes_max == 2**20
+        async with subscriber(publisher, Watching(1), member="m2") as refused:
+            await until(lambda: [error.code for error in refused.problems.values()] == ["too-many-connections"])
+            for name in ("memory_mib_max", "connections_max"):
+                for value in (0, -1, 1.5, "many", True):
+                    assert await command(tmp_path, command="set", **{name: value}) == "invalid-setting"  # type: ignore[arg-type]
+            log.append(10)
+            await until(lambda: watching.has_all(10))
+            await command(tmp_path, command="set", connections_max=2)
+            await until(lambda: publisher.placing.members("watch") == ["m1", "m2"])

@@ -275,7 +275,7 @@ async def test_a_flow_is_reassigned_to_another_process(tmp_path: Path, log: Numb
         await until(lambda: other.has_all(20))
         assert await command(tmp_path, command="reassign", application="watch", shard=7) == "bad-request"
         assert await command(tmp_path, command="reassign", application="watch", member="nobody") == "bad-request"
-        assert publisher.placing._wished == {}, "if such a process comes one day, nothing jumps there"
+        assert "nobody" not in publisher.placing._wished.values(), "if such a process comes one day, nothing jumps there"
         assert (await command(tmp_path, command="flows"))[0]["member"] == "m2"
     assert one.total + other.total == 20, "it was acknowledged before it moved"
 

@@ -15,7 +15,7 @@ from roskva.capture.datamarkers import Claim, Mark, SqliteDatamarkers
 from roskva.capture.ownership import FlowName, Peer, Reach
 from roskva.capture.positions import Position
 from roskva.capture.publisher import ApplicationSettings, Publisher
-from roskva.capture.publisher.about import PLACED_MAX, about_of, applications_of, elsewhere_of, reach_from
+from roskva.capture.publisher.about import PLACED_MAX, WISHED, about_of, applications_of, elsewhere_of, reach_from
 from roskva.capture.publisher.peers import Peers
 from roskva.capture.publisher.storing import RETRY_S
 from roskva.capture.subscriber import Subscriber
@@ -252,6 +252,9 @@ async def test_coordinated_evens_out_over_all_publishers_of_an_application(tmp_p
         await asyncio.sleep(1.0)  # several times balance_s and beat_s
         assert [len(one.shards) for one in subscribers] == [3, 3]
         assert sum(one.placing.moves for one in both) == moves, "nothing moves any more"
+        await command(tmp_path, "p2", command="reassign", application="watch", member="m1")
+        for one, has in zip(subscribers, ({3, 4, 5}, {0, 1, 2}), strict=True):
+            await until(lambda one=one, has=has: {shard.number for shard in one.shards} == has, what="the other publisher makes up for it")  # type: ignore[misc]
 
 
 def test_what_publishers_say_of_themselves_is_read_back_and_what_nobody_understands_is_left_out() -> None:
@@ -261,6 +264,9 @@ def test_what_publishers_say_of_themselves_is_read_back_and_what_nobody_understa
     assert elsewhere_of([about_of(None, placed, []), about_of(reach, {"search": {9: "m3"}}, [])]) == {
         "search": {0: "m1", 1: "m2", 5: "m1", 9: "m3"}, "other": {0: "m1"},
     }  # fmt: skip
+    wished = {"search": {5: "m1"}}
+    assert elsewhere_of([about_of(None, placed, [], wished)], WISHED) == wished
+    assert elsewhere_of([about_of(None, placed, [])], WISHED) == elsewhere_of([b'{"placed": {}}'], WISHED) == {}
     many = {"search": dict.fromkeys(range(PLACED_MAX + 1), "m1")}
     assert elsewhere_of([about_of(reach, many, [])]) == {}
     assert reach_from(about_of(None, many, [])) is None

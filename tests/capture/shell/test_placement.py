@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from roskva.capture import wire
 from roskva.capture.publisher import ApplicationSettings
 from roskva.capture.subscriber import Shard
 from roskva.capture.updates import Update
@@ -110,6 +111,40 @@ async def test_a_flow_that_moves_ends_at_one_process_before_it_begins_at_the_oth
     assert one.skipped == other.skipped == []
     assert one.total + other.total - one.repeated - other.repeated == 18_000
     assert one.repeated + other.repeated == 0, "what was dealt with is acknowledged when a flow is closed"
+
+
+async def test_a_second_process_of_the_same_name_is_refused_while_the_first_is_heard(
+    tmp_path: Path, log: NumberLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = Watching(1), Watching(1)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, one) as first:
+        await until(lambda: one.notices == [0])
+        async with subscriber(publisher, other) as second:
+            await until(lambda: [error.code for error in second.problems.values()] == ["member-connected"])
+            log.append(10)
+            await until(lambda: one.has_all(10))
+            assert "'m1' of 'watch' is connected, and another one comes under that name" in str(publisher.status()["problems"])
+            told = {record.name.split(".")[2] for record in caplog.records if "under that name" in record.message}
+            assert told == {"publisher", "subscriber"}, "on both sides"
+            assert (one.notices, first.problems) == ([0], {})
+            await first.stop()
+            await until(lambda: 0 in other.notices)
+            await until(lambda: second.problems == {})
+    assert (one.repeated, other.repeated) == (0, 0)
+
+
+async def test_a_process_that_was_not_heard_lately_gives_way_to_one_of_its_name(
+    tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lost its connection, and came again before anybody saw that."""
+    monkeypatch.setattr(wire, "PING_S", 0.2)
+    one, other = Watching(1), Watching(1)
+    async with publishing(tmp_path, log) as publisher, subscriber(publisher, one, beat_s=60.0, reconnect_s_max=60.0):
+        await until(lambda: one.notices == [0])
+        async with subscriber(publisher, other):
+            await until(lambda: other.notices == [0])
+            log.append(10)
+            await until(lambda: other.has_all(10))
 
 
 @pytest.mark.parametrize("balance", ["weighted", lambda shards, placed, subscribers, dice: dict.fromkeys(shards, "m2")])

@@ -102,6 +102,9 @@ def test_a_position_is_the_same_in_a_copy_from_which_old_segments_are_gone(log: 
         copy.read_after(ends[0])
     assert cut.value.oldest == ends[1]
     assert copy.retained().oldest == ends[1]
+    assert copy.retained().same_log
+    (copied / "identity").unlink()
+    assert not copy.retained().same_log, "whatever is in this directory now"
     copy.close()
 
 

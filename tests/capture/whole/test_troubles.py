@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from roskva.capture.subscriber import Callbacks, Subscriber
+from roskva.capture.positions import Position
+from roskva.capture.subscriber import Callbacks, Shard, Subscriber
 from roskva.capture.updates import Update
 from tests.capture.stores.servers_postgres import PostgresServer, free_port, running_postgres
 from tests.capture.whole.part import WAIT_S, Part, publishing
@@ -34,9 +35,10 @@ class Shop:
         server.execute(name, "CREATE TABLE documents (id int PRIMARY KEY)", "CREATE PUBLICATION roskva FOR TABLE documents")
         self._written = 0
 
-    def settings(self, port: int = 0, user: str = "postgres") -> str:
+    def settings(self, port: int = 0, user: str = "postgres", tables: tuple[str, ...] = ()) -> str:
         dsn = f"host=127.0.0.1 port={port or self.server.port} user={user} dbname={self.name}"
-        return f"kind = 'postgres'\ndsn = '{dsn}'\nslot = '{self.name}'"
+        named = f"\ntables = {list(tables)}" if tables else ""
+        return f"kind = 'postgres'\ndsn = '{dsn}'\nslot = '{self.name}'{named}"
 
     def write(self, count: int) -> list[int]:
         """All numbers so far."""
@@ -49,6 +51,10 @@ class Shop:
 class Kept(Callbacks):
     def __init__(self) -> None:
         self.numbers: list[int] = []
+        self.losses = 0
+
+    def on_data_loss(self, shard: Shard, after: Position, upto: Position) -> None:
+        self.losses += 1
 
     def on_update(self, update: Update) -> None:
         number = update.change.key["id"]
@@ -153,4 +159,55 @@ async def test_a_right_that_is_taken_away_is_named_with_its_remedy_and_nothing_i
             server.execute(shop.name, "ALTER ROLE reader REPLICATION")
             await until(lambda: kept.in_order() == numbers, part.said)
             await until(lambda: not part.problems(), part.status)
+        assert part.stop() == 0
+
+
+async def test_a_table_that_is_dropped_while_no_publisher_runs_stops_no_other_table(server: PostgresServer) -> None:
+    """A migration that swaps it, and a publisher that is killed in the middle of that."""
+    shop = Shop(server, "swapped")
+    server.execute(shop.name, "CREATE TABLE users (id int PRIMARY KEY)", "ALTER PUBLICATION roskva ADD TABLE users")
+    with publishing(shop.settings(tables=("documents", "users"))) as part:
+        async with kept_from(part) as kept:
+            numbers = shop.write(3)
+            await until(lambda: kept.in_order() == numbers, part.said)
+        part.kill()
+        server.execute(shop.name, "DROP TABLE users", "CREATE TABLE users_new (id int PRIMARY KEY)")
+        numbers = shop.write(3)
+        part.start()
+        async with kept_from(part) as again:
+            await until(lambda: again.in_order()[-3:] == numbers[-3:], part.said)
+            await until(lambda: "no table 'users'" in part.problems(), part.status)
+            assert again.losses == 0
+            server.execute(shop.name, "INSERT INTO users_new VALUES (100)", "ALTER TABLE users_new RENAME TO users")
+            await until(lambda: again.losses == 1, part.status)
+            server.execute(shop.name, "INSERT INTO users VALUES (101)")
+            numbers = shop.write(3)
+            await until(lambda: again.in_order()[-4:] == [101, *numbers[-3:]], part.said)
+            await until(lambda: not part.problems(), part.status)
+        assert part.stop() == 0
+
+
+async def test_a_first_start_without_a_table_is_refused_and_leaves_no_slot(server: PostgresServer) -> None:
+    shop = Shop(server, "mistaken")
+    with publishing(shop.settings(tables=("documents", "user"))) as part:
+        assert await asyncio.to_thread(part.ended) == 2
+        assert "no table 'user'" in part.said()
+    assert server.execute(shop.name, "SELECT FROM pg_replication_slots WHERE slot_name = 'mistaken'") == []
+
+
+async def test_a_start_without_the_right_to_connect_waits_until_it_is_back(server: PostgresServer) -> None:
+    shop = Shop(server, "locked")
+    server.execute(shop.name, "CREATE ROLE keeper LOGIN REPLICATION")
+    with publishing(shop.settings(user="keeper")) as part:
+        async with kept_from(part) as kept:
+            numbers = shop.write(3)
+            await until(lambda: kept.in_order() == numbers, part.said)
+        part.kill()
+        server.execute(shop.name, "ALTER ROLE keeper NOLOGIN")
+        numbers = shop.write(3)
+        part.start()
+        await until(lambda: 'ALTER ROLE "keeper" LOGIN' in part.said(), part.said)
+        server.execute(shop.name, "ALTER ROLE keeper LOGIN")
+        async with kept_from(part) as again:
+            await until(lambda: again.in_order()[-3:] == numbers[-3:], part.said)
         assert part.stop() == 0

@@ -237,7 +237,7 @@ MUTANTS: Final = (
         "            self._close(flow, MOVING, None, now_s)\n        else:\n            self._attach(flow, members[member], now_s)\n",
         "        self._attach(flow, members[member], now_s)\n",
         "one at a time",
-        106,
+        77,
         "capture_shell",
     ),
     Mutant(
@@ -246,7 +246,7 @@ MUTANTS: Final = (
         "        if self._streams.get(flow) == frame.flow:",
         "        if True:",
         "caught up",
-        2409,
+        2581,
         "capture_shell",
     ),
     Mutant(
@@ -300,7 +300,7 @@ MUTANTS: Final = (
         "                self._placing.take_back(flow, OTHER_SETTINGS, partial(self._go_on, flow), now_s)\n",
         "                self._go_on(flow)\n",
         "one at a time",
-        29,
+        19,
         "capture_shell",
     ),
 )

@@ -45,7 +45,9 @@ class Host(Protocol):
 
     def admits(self, connection: SubscriberConnection) -> bool: ...
 
-    def greeted(self, connection: SubscriberConnection) -> None: ...
+    def greeted(self, connection: SubscriberConnection) -> None:
+        """It has shown the key. Raises MemberConnected."""
+        ...
 
     def heard(self, connection: SubscriberConnection, frame: wire.ToPublisher) -> None: ...
 
@@ -111,12 +113,16 @@ class SubscriberConnection(asyncio.Protocol):
     def waiting_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def silent_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._heard_s
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
     def hang_up_if_silent(self) -> None:
-        if asyncio.get_running_loop().time() - self._heard_s > SILENCE_S_MAX:
+        if self.silent_s > SILENCE_S_MAX:
             log.warning("The process %s of application %s was silent for %.0f s.", self.member, self.application, SILENCE_S_MAX)
             self.abort()
 
@@ -185,10 +191,10 @@ class SubscriberConnection(asyncio.Protocol):
             if self._late is not None:
                 self._late.cancel()
             self._framing.frame_bytes_max = wire.FRAME_BYTES_MAX_TO_PUBLISHER
+            self._host.greeted(self)  # first: it may refuse
             self.send(wire.Welcome(wire.proof(key, wire.ROLE_PUBLISHER, self._hello, self._challenge)))
             self.flush()
             self.ready = True
-            self._host.greeted(self)
         else:
             raise MalformedMessage(f"A {type(frame).__name__} came out of turn in the handshake with a subscriber.")
 

@@ -10,9 +10,9 @@ A request is one line of JSON, {"command": NAME, ...}; the answer is one line, {
     rewind     application, shard, to       "oldest", "end", a position such as "1/4711", or a time in seconds since 1970
     ahead      application, shard, to       where that is, and which flows a rewind would take forward; changes nothing
     move       application, to              all its flows go to this publisher as soon as it lives; "" is what the settings say
-    reassign   application, shard, member   to another process of the application
+    reassign   application, shard, member   to another process of the application, where it stays (placing.py); with back: no longer so
     remove     application                  forget its flows; it must not be among the settings any more
-    set        any fields of Limits         rates and limits, until the next restart
+    set        fields of Limits, SET_TOO    rates and limits, until the next restart
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from roskva.capture.limits import Limits
+from roskva.capture.limits import Limits, command_s_max
 from roskva.capture.ownership import FlowName
 from roskva.capture.positions import position_from_text
 from roskva.capture.publisher.notes import ORDER, PAUSED
-from roskva.capture.publisher.settings import Start
+from roskva.capture.publisher.settings import SET_TOO, Start
 from roskva.capture.publisher.status import flow_status
-from roskva.errors import BadRequest, InvalidSetting, RoskvaError, UnknownApplication
+from roskva.errors import BadRequest, InvalidSetting, RoskvaError, Unavailable, UnknownApplication
 
 if TYPE_CHECKING:
     from roskva.capture.publisher.server import Publisher
 
 REQUEST_BYTES_MAX: Final = 2**16
-REQUEST_S_MAX: Final = 30.0
+REQUEST_S_MAX: Final = 10.0  # for the line that asks
 CONNECTIONS_MAX: Final = 16
 
 
@@ -86,7 +86,9 @@ class Control:
                 return
             async with asyncio.timeout(REQUEST_S_MAX):
                 line = await reader.readline()
-                writer.write(json.dumps(await self.answer(line)).encode() + b"\n")
+            answer = await self.answer(line)
+            async with asyncio.timeout(REQUEST_S_MAX):
+                writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
             pass  # whoever asked is gone, or asked for too much
@@ -103,7 +105,12 @@ class Control:
             command = self._commands.get(request.get("command", "")) if isinstance(request, dict) else None
             if command is None or not isinstance(request, dict):
                 raise BadRequest(f"A line of JSON with one of these commands is expected: {', '.join(self._commands)}.")
-            return {"ok": True, "answer": await command(request)}
+            seconds = command_s_max(request["command"], self._publisher.settings.close_s_max)
+            try:
+                async with asyncio.timeout(seconds):
+                    return {"ok": True, "answer": await command(request)}
+            except TimeoutError:
+                raise Unavailable(f"The command did not end within {seconds:.0f} s, and may still be done: look at status first.") from None
         except RoskvaError as error:
             return {"ok": False, "error": error.code, "message": str(error)}
         except (TypeError, ValueError) as error:
@@ -164,6 +171,8 @@ class Control:
         member = str(request.get("member") or "")
         flows = self._owned(request)
         application = flows[0].application
+        if request.get("back"):
+            return [str(flow) for flow in flows if self._publisher.placing.leave_to_the_balance(flow, now_s)]
         connected = self._publisher.placing.members(application)
         those = f"Connected of {application!r}: {', '.join(connected) or 'none'}."
         if member and member not in connected:
@@ -182,7 +191,7 @@ class Control:
         return [str(flow) for flow in flows]
 
     async def _set(self, request: dict[str, Any]) -> Any:
-        known = {field.name: field.type for field in fields(Limits)}
+        known = {field.name: field.type for field in fields(Limits)} | dict.fromkeys(SET_TOO, "int")
         wanted = {name: value for name, value in request.items() if name != "command"}
         for name in wanted.keys() - known.keys():
             raise InvalidSetting(f"There is no limit {name!r}: {', '.join(known)} can be set.")
@@ -190,8 +199,10 @@ class Control:
         for name, value in wanted.items():
             if not isinstance(value, str if known[name] == "str" else int | float) or isinstance(value, bool):
                 raise InvalidSetting(f"The limit {name} cannot be {value!r}.")
-        self._publisher.configure(replace(settings, limits=replace(settings.limits, **wanted)))
-        return {name: getattr(self._publisher.settings.limits, name) for name in known}
+        own = {name: wanted.pop(name) for name in SET_TOO if name in wanted}
+        self._publisher.configure(replace(settings, limits=replace(settings.limits, **wanted), **own))
+        settings = self._publisher.settings
+        return {name: getattr(settings if name in SET_TOO else settings.limits, name) for name in known}
 
     def _named(self, request: dict[str, Any]) -> list[FlowName]:
         """Flows of the settings, whoever owns them."""

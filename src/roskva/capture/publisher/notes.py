@@ -26,16 +26,16 @@ def order_noted(notes: Mapping[str, bytes], application: str) -> tuple[str, ...]
 
 
 class Stopped(NamedTuple):
-    """A flow whose datamarker was beyond the log's end (beyond.py)."""
+    """A flow that had come further than the log's end (beyond.py)."""
 
-    datamarker: Position
+    reached: Position
     end: Position
 
     def __str__(self) -> str:
-        return f"its datamarker {self.datamarker} was beyond the log's end {self.end}: rewind it"
+        return f"it had come to {self.reached}, beyond the log's end {self.end}: rewind it"
 
     def note(self) -> bytes:
-        return f"{self.datamarker} {self.end}".encode()
+        return f"{self.reached} {self.end}".encode()
 
 
 def stopped_of(notes: Mapping[str, bytes], flows: Iterable[FlowName]) -> dict[FlowName, Stopped]:

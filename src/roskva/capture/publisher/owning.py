@@ -2,7 +2,8 @@
 
 A round, every `beat_s`: show that we live and what of the log we can read, look who else does and what is written of every flow, and do
 what `decide` (ownership.py) says. All that blocks runs in one thread of its own; what may take long, in another. A publisher with peers
-that cannot reach the datamarkers for longer than its peers wait for it drops its flows: another one has them by then.
+that cannot reach the datamarkers for longer than its peers wait for it drops its flows: another one has them by then. Long, since what a
+round does to a flow and what an operator does to it must exclude each other, which is seen best in one place.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from roskva.capture.actions import Action
 from roskva.capture.core import Core
 from roskva.capture.datamarkers import Claim, Datamarkers
 from roskva.capture.interface import Datastore
+from roskva.capture.limits import take_back_s_max
 from roskva.capture.ownership import Duty, FlowName, Reach, Record, decide, fit_for, order_of
 from roskva.capture.positions import Position
-from roskva.capture.publisher.about import about_of, elsewhere_of
+from roskva.capture.publisher.about import WISHED, about_of, elsewhere_of
 from roskva.capture.publisher.beginning import Beginning, position_in
 from roskva.capture.publisher.notes import BEYOND, Stopped, notes_of, order_noted, paused_of, stopped_of
 from roskva.capture.publisher.peers import Peers, Seen
@@ -88,7 +90,7 @@ class Owning:
     def _about(self) -> bytes:
         if len(self.settings.peers) < 2:
             return about_of(self._reach(), {}, [])
-        return about_of(self._reach(), self._placing.placed(), self.settings.applications)
+        return about_of(self._reach(), self._placing.placed(), self.settings.applications, self._placing.wished())
 
     # Ownership.
 
@@ -131,7 +133,8 @@ class Owning:
         seen = await self._blocking(lambda: self._see(about))
         self._beaten_s = began_s
         self.peers.observe(seen, self._loop.time())
-        self._placing.elsewhere = elsewhere_of(self.peers.others.values())
+        abouts = self.peers.others.values()
+        self._placing.elsewhere, self._placing.elsewhere_wished = elsewhere_of(abouts), elsewhere_of(abouts, WISHED)
         self._watch(seen.records)
         if self.stopping:
             return
@@ -196,9 +199,12 @@ class Owning:
 
     async def _take(self, claims: Sequence[Claim], begins: Mapping[FlowName, Position], stored: bool) -> None:
         """`stored`: `begins` are their datamarkers, and not only where they begin."""
-        if not claims or self.stopping:
+        if not claims:
             return
         won = await self._blocking(lambda: self._store.take(claims, self.settings.name))
+        if self.stopping:  # whoever hands flows over did not see these
+            await self._blocking(lambda: self._store.release(list(won), self.settings.name))
+            return
         for flow, epoch in won.items():
             settings = self.settings.applications.get(flow.application)
             if settings is not None:
@@ -293,7 +299,7 @@ class Owning:
         self._handing.add(flow)
         self._placing.take_back(flow, REWOUND, closed.set, self._loop.time())
         with suppress(TimeoutError):
-            async with asyncio.timeout(2 * self.settings.close_s_max):
+            async with asyncio.timeout(take_back_s_max(self.settings.close_s_max)):
                 await closed.wait()
 
     async def _rewound(self, flow: FlowName, position: Position) -> bool:
@@ -374,6 +380,8 @@ class Owning:
             self.hand_over(flow)
         try:
             async with asyncio.timeout(wait_s):
+                async with self.round:
+                    pass  # one that is under way may have taken more, and releases them
                 while self.held:
                     self._fewer.clear()
                     await self._fewer.wait()

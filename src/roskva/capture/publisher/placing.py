@@ -1,16 +1,19 @@
 """Which flow is at which process of its application (Wormhole 3, 4.4.3): attaches flows, moves them, takes them back.
 
 The strategy (balance.py) says where a flow shall be; `coordinated` is asked about the flows of all publishers of the application, which
-say where theirs are (about.py), so that all together are even. A flow that is somewhere else is closed first: nothing more is sent, the
-process finishes what it has begun, acknowledges it, and says Closed; only then, or when its connection is gone, or when it did not answer
-for `close_s_max`, the flow is attached elsewhere, from its datamarker on. Runs on the event loop; blocks nowhere.
+say where theirs are (about.py), so that all together are even. With it a flow stays where an operator, or the process that had it, wished
+it to be, for as long as that process is connected and does not give it back; the others make up for it.
+
+A flow that is somewhere else is closed first: nothing more is sent, the process finishes what it has begun, acknowledges it, and says
+Closed; only then, or when its connection is gone, or when it did not answer for `close_s_max`, the flow is attached elsewhere, from its
+datamarker on. Runs on the event loop; blocks nowhere.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,12 +25,14 @@ from roskva.capture.flows import Stream
 from roskva.capture.ownership import FlowName
 from roskva.capture.publisher.connection import SubscriberConnection
 from roskva.capture.publisher.settings import PublisherSettings
+from roskva.errors import MemberConnected, RoskvaError
 from roskva.model import rendezvous
 
 log = logging.getLogger(__name__)
 
 MOVING: Final = "it moves to another process"
 REST_S_MAX: Final = 3600.0
+NAMESAKE_S: Final = 60.0  # a process that was refused for its name is a problem for so long: it comes again all the time
 WINDOW_BYTES_MIN: Final = 2**16
 
 
@@ -53,7 +58,9 @@ class Placing:
         self._streams: dict[FlowName, int] = {}  # the number of the stream there
         self._closing: dict[FlowName, _Closing] = {}
         self._resting: dict[tuple[FlowName, str], float] = {}  # not at this member until then
+        self.elsewhere_wished: Mapping[str, Mapping[int, str]] = {}  # of these, those that were wished to be there
         self._wished: dict[FlowName, str] = {}  # the member that shall have it, by the word of an operator or of another member
+        self._namesakes: dict[tuple[str, str], float] = {}  # application and member that were refused, and when the last time
         self._dice = random.Random()
         self._due_s = float("inf")
 
@@ -86,6 +93,7 @@ class Placing:
     def disowned(self, flow: FlowName) -> None:
         """The core does not have it any more, and has told its subscriber."""
         self._owned.get(flow.application, set()).discard(flow.shard)
+        self._wished.pop(flow, None)
         self._forget(flow)
 
     def take_back(self, flow: FlowName, why: str, then: Callable[[], None], now_s: float) -> None:
@@ -109,6 +117,20 @@ class Placing:
                 found.setdefault(flow.application, {})[flow.shard] = at.member
         return found
 
+    def wished(self) -> dict[str, dict[int, str]]:
+        """Of each application: its flows here that are where they were wished to be."""
+        placed = self.placed()
+        found: dict[str, dict[int, str]] = {}
+        for flow, member in self._wished.items():
+            if placed.get(flow.application, {}).get(flow.shard) == member:
+                found.setdefault(flow.application, {})[flow.shard] = member
+        return found
+
+    def stays(self, flow: FlowName) -> bool:
+        """Since it was wished to be where it is."""
+        at = self.where(flow)
+        return at is not None and self._wished.get(flow) == at.member
+
     def where(self, flow: FlowName) -> SubscriberConnection | None:
         return self.connections.get(self._attached.get(flow, -1))
 
@@ -116,11 +138,20 @@ class Placing:
         """Its processes that are connected."""
         return sorted({c.member for c in self.connections.values() if c.application == application and not c.closing})
 
+    def problems(self, now_s: float) -> list[RoskvaError]:
+        """Processes that came lately, and were refused."""
+        self._namesakes = {name: since_s for name, since_s in self._namesakes.items() if now_s - since_s < NAMESAKE_S}
+        return [MemberConnected(member, application) for application, member in sorted(self._namesakes)]
+
     # What subscribers do.
 
     def joined(self, connection: SubscriberConnection, now_s: float) -> None:
+        """Raises MemberConnected if another process has its name: they would take each other's flows away for ever."""
         for other in list(self.connections.values()):
             if (other.application, other.member) == (connection.application, connection.member):
+                if not other.closing and other.silent_s < wire.PING_S:
+                    self._namesakes[connection.application, connection.member] = now_s
+                    raise MemberConnected(connection.member, connection.application)
                 other.abort()  # a process that lost its connection and came again before we saw that
         self.connections[connection.number] = connection
         self.due(now_s)
@@ -140,7 +171,7 @@ class Placing:
         if frame.after_s > 0:
             self._resting[flow, connection.member] = now_s + min(REST_S_MAX, frame.after_s)
         if frame.to:
-            self._wished[flow] = frame.to
+            self._wish(flow, frame.to)
         if self._streams.get(flow) == frame.flow:  # not a stream of before, whose end was not waited for
             self._is_closed(flow, connection.number)
             self.due(now_s)
@@ -173,21 +204,34 @@ class Placing:
         at = self.where(flow)
         if flow in self._closing:
             return False
+        if not member and at is not None:
+            member = rendezvous(flow.shard, (name for name in self.members(flow.application) if name != at.member)) or ""
         if member:
-            self._wished[flow] = member
-        elif at is not None:
-            self._resting[flow, at.member] = now_s + self.settings.balance_s
-        if at is not None and at.member != member:
+            self._wish(flow, member)
+        if at is not None and member not in ("", at.member):
             self._close(flow, MOVING, None, now_s)
+        self.due(now_s)
+        return True
+
+    def leave_to_the_balance(self, flow: FlowName, now_s: float) -> bool:
+        """Wherever it was wished to be."""
+        self._wished.pop(flow, None)
         self.due(now_s)
         return True
 
     # How it is done.
 
+    def _wish(self, flow: FlowName, member: str) -> None:
+        self._wished[flow] = member
+        self._resting.pop((flow, member), None)
+
     def _balance(self, application: str, now_s: float) -> None:
         members = {c.member: c for c in self.connections.values() if c.application == application and not c.closing}
         shards = self._owned.get(application, set())
         if not shards:
+            return
+        if not members:
+            self._wished = {flow: member for flow, member in self._wished.items() if flow.application != application}
             return
         placed = {}
         for shard in shards:
@@ -195,12 +239,16 @@ class Placing:
             if at is not None:
                 placed[shard] = at.member
         subscribers = [Subscriber(c.member, c.weight, c.load) for c in members.values()]
-        others = {shard: member for shard, member in self.elsewhere.get(application, {}).items() if shard not in shards}
         wanted: Mapping[int, str]
         try:
             chosen = strategy(self.settings.applications[application].balance)
+            fixed = self._fixed(application, placed, members, chosen is coordinated)
             if chosen is coordinated:
-                wanted = coordinated(shards | others.keys(), others | placed, subscribers, self._dice.random)
+                others, others_fixed = (
+                    {shard: member for shard, member in of.get(application, {}).items() if shard not in shards}
+                    for of in (self.elsewhere, self.elsewhere_wished)
+                )
+                wanted = coordinated(shards | others.keys(), others | placed, subscribers, self._dice.random, others_fixed | fixed)
             else:
                 wanted = dict(chosen(shards, placed, subscribers, self._dice.random))
         except Exception:
@@ -211,11 +259,23 @@ class Placing:
             if flow not in self._closing:
                 self._place(flow, wanted.get(shard, ""), members, now_s)
 
+    def _fixed(self, application: str, placed: Mapping[int, str], members: Collection[str], keeps: bool) -> dict[int, str]:
+        """Where flows were wished to be. What cannot be so is forgotten, and what is so, unless the strategy keeps it."""
+        found: dict[int, str] = {}
+        for shard in self._owned[application]:
+            flow = FlowName(application, shard)
+            member = self._wished.get(flow)
+            if member is None:
+                continue
+            if member not in members or (placed.get(shard) == member and not keeps):
+                del self._wished[flow]
+            else:
+                found[shard] = member
+        return found
+
     def _place(self, flow: FlowName, member: str, members: Mapping[str, SubscriberConnection], now_s: float) -> None:
         at = self.where(flow)
-        if self._wished.get(flow) in members:
-            member = self._wished.pop(flow) if at is None else self._wished[flow]
-            self._resting.pop((flow, member), None)
+        member = self._wished.get(flow, member)
         if (flow, member) in self._resting:
             if at is not None:
                 return
@@ -230,6 +290,8 @@ class Placing:
 
     def _attach(self, flow: FlowName, connection: SubscriberConnection, now_s: float) -> None:
         self._attached[flow] = connection.number
+        if self._wished.get(flow) != connection.member:
+            self._wished.pop(flow, None)
         # Half of the memory is for what is under way: with many flows each has less of it.
         share = max(WINDOW_BYTES_MIN, self.settings.memory_mib_max * 2**19 // sum(map(len, self._owned.values())))
         self.windows_bytes[flow] = min(connection.window_bytes, share)

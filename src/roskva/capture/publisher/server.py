@@ -374,7 +374,7 @@ class Publisher:
 
     async def _look(self) -> RoskvaError | None:
         """What is not as it should be, though it answers."""
-        datamarkers = self.beyond.datamarkers()
+        datamarkers = self.beyond.before()
         self._retained = await self._loop.run_in_executor(self._thread, self._datastore.retained)
         self._answered_s = time.monotonic()
         await self.beyond.look(datamarkers, self._retained, self._loop.time())

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from roskva.capture.balance import Strategy
 from roskva.capture.flows import Terms
-from roskva.capture.limits import Limits
+from roskva.capture.limits import CLOSE_S_MAX, Limits
 from roskva.capture.ownership import STEADY_S, TAKEOVER_S, Peer
 from roskva.capture.positions import Position
 from roskva.capture.updates import Change, Update
@@ -20,6 +20,7 @@ from roskva.capture.wire import KEY_BYTES_MIN
 from roskva.errors import InvalidSetting
 
 FLOWS_MAX: Final = 8_192  # of a publisher, which looks at all of them many times a second: 4,096 took a tenth of the loop, once measured
+SET_TOO: Final = ("memory_mib_max", "connections_max")  # that an operator may set while it runs, beside the fields of Limits
 
 # Where a flow begins that has no datamarker yet: at the log's end, at its oldest, at a time (seconds since 1970), or at a position.
 Start: TypeAlias = Literal["end", "oldest"] | float | Position
@@ -89,7 +90,7 @@ class PublisherSettings:
     balance_s: float = 5.0  # how often flows are balanced when nobody came or went
     settle_s: float = 0.1  # that flows wait for more processes of their application, after one came or went
     # A process that was told to close a flow, and does not answer for so long, loses it: its callback stands still.
-    close_s_max: float = 30.0
+    close_s_max: float = CLOSE_S_MAX
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64:
@@ -102,6 +103,11 @@ class PublisherSettings:
             )
         if self.peers and self.name not in {peer.name for peer in self.peers}:
             raise InvalidSetting(f"The publisher {self.name!r} is not among its peers: {', '.join(peer.name for peer in self.peers)}.")
+
+        for name in SET_TOO:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidSetting(f"{name} is {value}: a whole number above 0 is expected.")
 
     def limits_of_core(self) -> Limits:
         """The core's own, with its half of the memory."""

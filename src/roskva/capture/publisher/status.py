@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -86,7 +87,8 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
     retained, malformed = publisher.retained, publisher.malformed()
     flows = [flow_status(publisher, status) for status in publisher.core.flows()]
     flows.sort(key=lambda flow: -flow["behind_share"])
-    troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems())
+    namesakes = publisher.placing.problems(asyncio.get_running_loop().time())
+    troubles = (publisher.statistics.datastore, *publisher.owning.problems, *publisher.reading_problems(), *namesakes)
     problems = [*(str(error) for error in troubles if error is not None), *cut_off(publisher), *publisher.beyond.problems()]
     problems += passed_over(malformed)
     return {
@@ -167,6 +169,7 @@ def flow_status(publisher: Publisher, status: FlowStatus) -> dict[str, Any]:
         "state": str(status.state),
         "why": status.why or publisher.beyond.waits_for(status.flow),
         "member": None if at is None else at.member,
+        "stays": publisher.placing.stays(status.flow),
         "epoch": status.epoch,
         "datamarker": str(status.datamarker),
         "stored": None if status.stored is None else str(status.stored),

@@ -29,7 +29,7 @@ from roskva.capture.settings import Application, CaptureSettings
 from roskva.capture.stores.opening import datastore_of, free_bytes, place_of_disk
 from roskva.capture.watching import Level, log_share, metrics_text
 from roskva.durable import private_directory
-from roskva.errors import Unavailable
+from roskva.errors import CaptureRefused, DatastoreUnavailable, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _application(settings: CaptureSettings, name: str, given: Application) -> Ap
         passes=None if given.wanted == EVERYTHING else for_updates(given.wanted),
         terms=Terms(given.real_time_only, given.max_age_s, given.max_staleness_s),
         start=given.start,
-        balance=given.balance,
+        balance=given.strategy,
         regions=dict.fromkeys(range(settings.dataset.shards), given.region) if given.region else {},
     )
 
@@ -125,10 +125,21 @@ async def publish(
 
 
 def _prepared(datastore: Datastore, datamarkers: Datamarkers) -> Datastore:
-    """Publication and slot are there."""
+    """Publication and slot are there. Once there are flows, what is refused is no reason not to start: the others go on, and the publisher
+    looks again every ten seconds, and says in its status what is missing, as if it had not been away. At a first start a person is there,
+    who has mistaken something."""
     if isinstance(datastore, Signing):
         datastore.sign_with(partial(secret_of, datamarkers))
-    datastore.prepare()
+    try:
+        datastore.prepare()
+    except CaptureRefused as refused:
+        if not datamarkers.records():
+            raise
+        log.error("The datastore is not as it should be, which is looked at again while it is read: %s", refused)
+        try:
+            datastore.retained()
+        except CaptureRefused as error:
+            raise DatastoreUnavailable(error.what) from None  # nothing can be asked of it: it is waited for
     return datastore
 
 

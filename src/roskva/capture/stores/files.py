@@ -83,9 +83,10 @@ class FileDatastore:
         with answering(self.directory):
             segments = segments_of(self.directory)
             oldest, end = oldest_of(segments), end_of(segments)
+            there = read_identity(self.directory) is not None  # otherwise it may be where the disk is mounted that has it
         confirmed = None if self._confirmed is None else min(max(self._confirmed, oldest), end)
         behind = None if confirmed is None else end.sequence - confirmed.sequence
-        return Retained(oldest, end, behind, confirmed=confirmed, bytes_kept=end.sequence - oldest.sequence)
+        return Retained(oldest, end, behind, confirmed=confirmed, bytes_kept=end.sequence - oldest.sequence, same_log=there)
 
     def read_after(self, position: Position) -> FileReader:
         if self._closed.is_set():

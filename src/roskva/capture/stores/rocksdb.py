@@ -86,7 +86,8 @@ class RocksDBDatastore:
         # Where the log is dropped by its age, or as soon as it can be: once some of it was, what is there is what is kept.
         if oldest and (limit is None or int(options.get("WAL_ttl_seconds", "0"))):
             limit = kept
-        return Retained(Position(0, oldest), Position(0, end), behind, limit, None if confirmed is None else Position(0, confirmed), kept)
+        at = None if confirmed is None else Position(0, confirmed)
+        return Retained(Position(0, oldest), Position(0, end), behind, limit, at, kept, same_log=True)
 
     def read_after(self, position: Position) -> RocksDBReader:
         if self._closed.is_set():

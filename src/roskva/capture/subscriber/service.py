@@ -28,7 +28,7 @@ from roskva.capture.positions import Position
 from roskva.capture.subscriber.callbacks import Callbacks, Shard
 from roskva.capture.subscriber.connection import HANDSHAKE_S, Connection, new_nonce
 from roskva.capture.subscriber.flow import Failures, ReceivedFlow
-from roskva.errors import BadRequest, InvalidSetting, RoskvaError, ServiceUnreachable
+from roskva.errors import BadRequest, InvalidSetting, MemberConnected, RoskvaError, ServiceUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,11 @@ class Subscriber:
         return True
 
     def hand_over(self, shard: Shard, to: str = "") -> bool:
-        """Give a flow to another process of the application: the named one if it is there, or whoever the publisher chooses."""
+        """Give a flow to another process of the application: the named one if it is there, or whoever the publisher chooses.
+
+        With balance = "coordinated" it stays with the named one, as after `roskva capture reassign`, for as long as that one is connected.
+        Without a name it does not come here for GIVEN_S (10 s); after that flows are spread evenly again.
+        """
         flow = self._flows.get(shard)
         if flow is None or flow.ended:
             return False
@@ -176,7 +180,7 @@ class Subscriber:
                 )
             except RoskvaError as error:
                 self._problems[address] = error
-                if not error.transient:
+                if not error.transient or isinstance(error, MemberConnected):
                     log.warning("The publisher at %s: %s", address, error)
                     delay_s = self._reconnect_s_max
             else:

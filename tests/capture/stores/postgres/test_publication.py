@@ -132,6 +132,27 @@ def test_a_table_that_is_dropped_is_told_once_and_refused_and_keeps_no_other_fro
     assert end > start
 
 
+def test_a_slot_that_is_dropped_is_made_again_though_a_table_is_absent_if_somebody_reads(place: Place) -> None:
+    """What keeps the log for other tables must not wait for it; before anybody has read, it would keep the log for nobody."""
+    place.execute("CREATE TABLE users (id int PRIMARY KEY)", "CREATE PUBLICATION certain FOR TABLE users")
+    slot = f"some_{place.name}"
+    store = place.open(publication="certain", slot=slot, tables=("absent", "users"))
+    for reads in (False, True):
+        if reads:
+            with pytest.raises(LogCut):
+                store.read_after(store.retained().end)
+        with pytest.raises(CaptureRefused, match="no table 'absent'"):
+            store.prepare()
+        assert place.execute(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'") == [(int(reads),)]
+    with contextlib.closing(store.read_after(store.retained().oldest)) as reader:
+        place.execute("INSERT INTO users VALUES (1)")
+        assert [change.key for change in take(reader, 1)] == [{"id": 1}]
+    place.execute(f"SELECT pg_drop_replication_slot('{slot}')", "DROP PUBLICATION certain")
+    with pytest.raises(CaptureRefused, match="no table 'absent'"):
+        store.prepare()
+    assert place.execute(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'") == [(0,)], "it could never be read"
+
+
 def test_nobody_else_can_say_that_changes_are_missing(place: Place, named: PostgresStore) -> None:
     """Any user of the database may write such a message; it would have all subscribers fetch everything."""
     start = named.retained().end

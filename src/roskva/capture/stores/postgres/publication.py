@@ -60,12 +60,14 @@ class Publication:
         self._published: dict[str, tuple[int, int]] = {}  # the tables that are asked for, as they were when it was looked last
         self._gaps: dict[str, int] = {}  # tables -> the first transaction that is too young to have written before they were published
 
+    def exists(self, cursor: Any) -> bool:
+        return self._found(cursor) is not None
+
     def prepare(self, cursor: Any, read: bool) -> None:
         """Creates it, or adds the tables that it lacks. One that publishes all tables lacks none. `read`: somebody may have read from the
         log without them, and must be told."""
         settings = self._settings
-        cursor.execute("SELECT puballtables FROM pg_publication WHERE pubname = %s", (settings.publication,))
-        found = cursor.fetchone()
+        found = self._found(cursor)
         if found is not None and (found[0] or not settings.tables):
             return
         wanted, absent = _wanted_tables(cursor, settings)
@@ -86,6 +88,12 @@ class Publication:
             self._tell(cursor, [table for table, numbers in self._published.items() if now.get(table) != numbers and table not in added])
         self._published = now
         _refuse(settings, absent, bad)  # after all that can be done
+
+    def _found(self, cursor: Any) -> tuple[bool] | None:
+        """Whether it publishes all tables."""
+        cursor.execute("SELECT puballtables FROM pg_publication WHERE pubname = %s", (self._settings.publication,))
+        found: tuple[bool] | None = cursor.fetchone()
+        return found
 
     def _look(self, cursor: Any) -> dict[str, tuple[int, int]]:
         cursor.execute(_PUBLISHED, (self._settings.publication,))

@@ -52,6 +52,7 @@ class PostgresStore:
         self._publication = Publication(settings, self._gaps)
         self._advancing = Advancing(settings)
         self._readers: set[PostgresReader] = set()
+        self._is_read = False  # or somebody has tried
         self._lock = threading.RLock()
         self._closed = False
 
@@ -78,6 +79,7 @@ class PostgresStore:
 
     def read_after(self, position: Position) -> Reader:
         self._check_open()
+        self._is_read = True
         reader = PostgresReader(
             self._settings,
             self.identity,
@@ -115,18 +117,30 @@ class PostgresStore:
             self._ask("confirming", lambda cursor: advance(cursor, self._settings, needed))
 
     def prepare(self) -> None:
-        """The publication first: the log is decoded with the catalogs as they were, and before it was made it is not in them."""
+        """The publication first: the log is decoded with the catalogs as they were, and before it was made it is not in them.
+
+        If it is there, and lacks a table that cannot be published, the slot is made all the same for whoever reads the others; not if
+        nobody has read yet, and perhaps never will: nobody would let go what it keeps.
+        """
         settings = self._settings
 
         def make(cursor: Any) -> None:
             anchor = anchor_of(cursor, settings.slot)
             check_readable(anchor, settings, cursor.connection.server_version)
+            lacks: RoskvaError | None = None
             if not anchor.in_recovery:  # a standby gets it from its primary
-                self._publication.prepare(cursor, read=anchor.exists)
+                try:
+                    self._publication.prepare(cursor, read=anchor.exists)
+                except RoskvaError as error:
+                    if not self._is_read or not self._publication.exists(cursor):
+                        raise
+                    lacks = error
             if not anchor.exists:
                 create_slot(cursor, settings)
             elif not anchor.readable:
                 replace_slot(cursor, settings)
+            if lacks is not None:
+                raise lacks
 
         self._ask("preparing", make)
 
