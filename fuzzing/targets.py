@@ -28,7 +28,7 @@ from roskva.feed.interface import Entry
 from roskva.feed.lanes import Appended
 from roskva.gateway.commands import Commands
 from roskva.gateway.frames import UNPROVEN_BYTES_MAX, FrameConnection
-from roskva.gateway.publish import Publishing
+from roskva.gateway.publish import LARGE_BYTES, Publishing
 from roskva.matcher.forms import Malformed, check, extract, form_of
 from roskva.model import (
     ClientId,
@@ -258,15 +258,12 @@ class _Feed:
 
 
 T = TypeVar("T")
-_TURNS_LEFT_MAX: Final = 3
 
 
 def done(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing, but may leave a turn of the loop to others."""
+    """The result of a coroutine that waits for nothing."""
     try:
-        for _ in range(_TURNS_LEFT_MAX):
-            if work.send(None) is not None:
-                break
+        work.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     raise AssertionError("it waits for something")
@@ -299,7 +296,8 @@ class PublishBodies:
         answers = []
         for work in (self._publish, self._invalidate):
             try:
-                answers.append(done(work(data, _Feed())))
+                # What is large goes in pieces, which are tasks of a loop.
+                answers.append(asyncio.run(work(data, _Feed())) if len(data) > LARGE_BYTES else done(work(data, _Feed())))
             except (BadRequest, Unavailable) as error:
                 answers.append(kind_of(error))
         return "; ".join(answers)

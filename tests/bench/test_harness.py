@@ -247,7 +247,9 @@ def test_a_smaller_form_is_kept_beside_the_full_size_and_never_over_it(tmp_path:
     monkeypatch.setattr("bench.document.write", lambda: written.append("tables"))
     for asked in (["latency"], ["all"], ["all", "--full"], ["latency", "--clients", "7"]):
         assert command.main(asked) == 0
-    assert written == [".: ", "tables", "smaller: 12 s", "tables", ".: ", "tables", "smaller: 7 clients", "tables"]
+    of_all = ["smaller: 12 s", "tables", "tables"]  # and how long all took together
+    assert written == [".: ", "tables", *of_all, ".: ", "tables", "smaller: 7 clients", "tables"]
+    assert json.loads((tmp_path / "smaller" / "all.json").read_text())["figures"]["took_s"].keys() == {"latency"}
     assert json.loads((tmp_path / "latency.json").read_text())["form"] == ""
     written.clear()
     assert command.main(["latency", "--clients", "7", "--results", str(tmp_path / "elsewhere")]) == 0

@@ -112,7 +112,7 @@ def test_what_is_relative_is_so_to_the_first() -> None:
 
 
 def test_fewer_arrive_while_the_crowd_is_small() -> None:
-    assert figure6._arriving(figure6.WINDOW_S) * figure6._ARRIVING_PART == 216_600  # as docs/performance.md says, roughly
+    assert figure6._arriving(figure6.WINDOW_S) * figure6._ARRIVING_PART < 100_000  # none of the measured steps is that small
 
 
 def test_a_crowd_whose_updates_wait_or_come_late_is_not_kept_up_with() -> None:
@@ -120,7 +120,7 @@ def test_a_crowd_whose_updates_wait_or_come_late_is_not_kept_up_with() -> None:
     assert figure6.kept_up(step, 480.0)
     for worse in ({"p50_ms": 5_694.0}, {"published_per_s": 1_200.0}, {"published_per_s": 900.0}, {"refused": 0.1}):
         assert not figure6.kept_up({**step, **worse}, 480.0), worse
-    few = {**step, "clients": 2_400, "published_per_s": 6.7}  # 5/s are due, 75 in the window: a request of 20 may fall into it or not
+    few = {**step, "clients": 2_400, "published_per_s": 6.2}  # 5/s are due, 75 in the window: some at either end fall into it or not
     assert figure6.kept_up(few, 480.0)
 
 

@@ -415,13 +415,14 @@ async def test_connections_beyond_the_limit_are_refused(tmp_path: Path, log: Num
         await until(lambda: [type(problem) for one in (first, second) for problem in one.problems.values()] == [TooManyConnections])
 
 
-async def test_a_process_that_connects_twice_has_its_flows_once(tmp_path: Path, log: NumberLog) -> None:
+async def test_a_process_that_connects_twice_has_its_flows_once(tmp_path: Path, log: NumberLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a network that broke without a word: the publisher has not seen the end of the first connection."""
+    monkeypatch.setattr(wire, "PING_S", 0.2)
     log.append(100)
     before, after = Watching(1, acknowledges=False), Watching(1)
     async with (
         publishing(tmp_path, log) as publisher,
-        Subscriber("watch", KEY, [publisher.address], before, "m1", reconnect_s_max=60.0) as first,
+        Subscriber("watch", KEY, [publisher.address], before, "m1", beat_s=60.0, reconnect_s_max=60.0) as first,
     ):
         await until(lambda: before.has_all(100))
         first._stopping = True  # it does not come back
