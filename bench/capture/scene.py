@@ -110,15 +110,19 @@ class Publisher(Part):
         self.address = listen
         given = dict(settings)
         given["publisher"] = {"name": name, "listen": listen, "data": str(self.data), "key": subscribing.KEY, **settings["publisher"]}
+        self._has_peers = bool(given["publisher"].get("peers"))
         config = scene.folder / f"{name}.toml"
         config.write_text(written(given))
         shared = [] if datamarkers is None else ["--datamarkers", str(datamarkers)]
         super().__init__(scene, name, PUBLISHER, ["roskva", "capture", "publisher", "--config", str(config), *shared])
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Returns when it answers; one that is alone with its log, when its flows have begun: what is written from now on is theirs."""
         super().start()
-        self._scene.until(lambda: self.status() is not None, f"{self.name} answers", START_S_MAX)
+        self._scene.until(lambda: self._has_begun(self.status()), f"{self.name} answers", START_S_MAX)
+
+    def _has_begun(self, status: Mapping[str, Any] | None) -> bool:
+        return status is not None and (self._has_peers or bool(status["flows"]))
 
     def status(self) -> dict[str, Any] | None:
         """None: it does not answer."""
